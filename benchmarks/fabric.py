@@ -28,8 +28,8 @@ from benchmarks.ranks import in_ranks
 from launcher import Env
 from launcher.config.schema import Collective
 from launcher.formatting import format_size
-from workloads.bench import slowest
 from workloads.collective import Run, Sweep, make_groups
+from workloads.measurement import slowest
 from workloads.operations import BY_NAME
 
 SIZES = {1024: (20, 150), 2**20: (8, 100), 64 * 2**20: (1, 80)}  # bytes: iterations of a round, and rounds

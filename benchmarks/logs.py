@@ -27,7 +27,7 @@ CALLS = {"logs": (), "logs --tail 100": ("--tail", "100"), "logs --rank 3-5": ("
 @contextlib.contextmanager
 def _run(folder: Path, size: int) -> Iterator[str]:
     """Writes the directory of a finished run of 64 ranks with `size` bytes of output; yields the run's id."""
-    from launcher.runs import event_file
+    from launcher.runs import event_files
     from launcher.runs.directory import Run
     from tests.unit.plans import plan_of
 
@@ -38,8 +38,8 @@ def _run(folder: Path, size: int) -> Iterator[str]:
         (attempt / name).mkdir(parents=True)
     for rank in range(RANKS):
         (attempt / "logs" / f"rank-{rank}.out").touch()
-    event_file.append(attempt / "events" / "script.jsonl", kinds.Started(job="7", host="node1", output=0))
-    event_file.append(attempt / "events" / "script.jsonl", kinds.Ended(code=0))
+    event_files.append(attempt / "events" / "script.jsonl", kinds.Started(job="7", host="node1", output=0))
+    event_files.append(attempt / "events" / "script.jsonl", kinds.Ended(code=0))
     lines = b"".join(b"[%d] step %d/100000  loss 0.1234  samples/s 5678\n" % (n % RANKS, n) for n in range(20_000))
     with open(run.path / "output-7.log", "wb") as file:
         for _ in range(size // len(lines)):

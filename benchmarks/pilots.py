@@ -28,9 +28,9 @@ from pathlib import Path
 
 from benchmarks.measure import ROOT, Result, environment, interleaved, median_ratio, medians, parse, python, report
 from benchmarks.sweep import PATIENCE, THEIRS, install_theirs, to_the_end, wait_until_idle
-from launcher.runs.claims import Claims, EntryKind, Manager
-from launcher.runs.event_file import read
+from launcher.runs.event_files import read
 from launcher.runs.events import Event, ManagerBegan, PointBegan, PointEnded, Started, every, known
+from launcher.runs.point_claims import Claims, EntryKind, Manager
 from launcher.runs.sweep_directory import Packing, Sweep, SweepManifest
 from tests.cluster.slurm_cluster import SlurmCluster
 

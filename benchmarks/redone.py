@@ -31,8 +31,8 @@ from benchmarks.measure import Result, report
 from benchmarks.restart import percentile
 from launcher import Env
 from launcher.checkpoint.checkpointer import Checkpointer
-from launcher.runs import event_file
-from launcher.worker import rank_report
+from launcher.runs import event_files
+from launcher.worker import exit_report
 from tests.cluster.slurm_cluster import SlurmCluster
 from tests.launch import Launcher
 
@@ -139,7 +139,7 @@ def _kill(run: Path, chance: random.Random, *, agent: bool, leader: bool) -> tup
 def _events(run: Path, kind: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for path in run.glob("attempts/*/events/*.jsonl"):
-        found += [entry for entry in event_file.read(path, retry_seconds=0) if entry["event"] == kind]
+        found += [entry for entry in event_files.read(path, retry_seconds=0) if entry["event"] == kind]
     return sorted(found, key=lambda entry: entry["time"])
 
 
@@ -207,12 +207,12 @@ def _steps(size: int, steps: int, every: int | None) -> tuple[float, int, float]
 
 @contextmanager
 def _memory() -> Iterator[None]:
-    file = rank_report.make_memory()
-    rank_report.share_memory(file, 0)
+    file = exit_report.make_memory()
+    exit_report.share_memory(file, 0)
     try:
         yield
     finally:
-        del os.environ[rank_report.MEMORY]
+        del os.environ[exit_report.MEMORY]
         os.close(file)
 
 

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from benchmarks.measure import Result, report
-from launcher.agent.control import Control, Signals
+from launcher.agent.connection import Control, Signals
 from launcher.agent.policy import RoundLimits
 from launcher.rendezvous.channel import Hub
 from launcher.rendezvous.rounds import Member

@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks.measure import ROOT, Result, environment, interleaved, medians, parse, python, report, stand_ins
 from launcher.files.run_files import write
 from launcher.plan.plan import from_dict
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 
@@ -111,16 +111,16 @@ def _make(runs: Path, name: str, record: Mapping[str, Any], job: int, *, over: b
     )
     facts = {key: value for key, value in record.items() if key not in ("plan", "config", "format")}
     run.write_record(plan, record["config"], facts, sync=False)
-    event_file.append(run.path / "journal.jsonl", kinds.Submitting(token=str(record["token"])))
-    event_file.append(run.path / "journal.jsonl", kinds.Submitted(job=str(job)))
+    event_files.append(run.path / "journal.jsonl", kinds.Submitting(token=str(record["token"])))
+    event_files.append(run.path / "journal.jsonl", kinds.Submitted(job=str(job)))
     step = STEPS if over else STEPS // 3
     events = run.path / "attempts" / "0" / "events"
     events.mkdir(parents=True, mode=0o700)
-    event_file.append(events / "script.jsonl", kinds.Started(job=str(job), host="node1"))
+    event_files.append(events / "script.jsonl", kinds.Started(job=str(job), host="node1"))
     for writer, text in _event_files(step).items():
         (events / f"{writer}.jsonl").write_text(text)
     if over:
-        event_file.append(events / "script.jsonl", kinds.Ended(code=0))
+        event_files.append(events / "script.jsonl", kinds.Ended(code=0))
         write(run.path / "result.json", json.dumps({"accuracy": 0.98}), sync=False)
         return
     (run.path / "checkpoints" / f"step-{step:09}").mkdir(parents=True)

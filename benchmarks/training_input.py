@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.measure import Result, interleaved, report
 from launcher import Env, init
 from launcher.config.schema import DDPMnist
-from workloads import datasets
+from workloads import image_data
 from workloads.ddp import Net, Trainer
 from workloads.training import Data, Split, load
 
@@ -66,8 +66,8 @@ def compare(data: Data, config: DDPMnist, env: Env, repeats: int) -> Result:
     """Trains in both ways in turns on one data set; returns the median ratio of images per second."""
 
     class Prepared(Trainer):
-        def load(self) -> tuple[datasets.Found, Data]:
-            return datasets.find("digits"), data
+        def load(self) -> tuple[image_data.Found, Data]:
+            return image_data.find("digits"), data
 
     trainer = Prepared(config, env)
     model = Net(data.side, data.classes)
@@ -109,9 +109,9 @@ def timed(function: Callable[[], None]) -> float:
 def large_set(count: int) -> Data:
     """Returns `count` training images of MNIST or Fashion-MNIST, or random images if neither is on this machine."""
     try:
-        found = datasets.find("auto")
+        found = image_data.find("auto")
         data = load(found)
-    except datasets.DatasetError:
+    except image_data.DatasetError:
         data = None
     if data is None or data.side != 28:
         generator = torch.Generator().manual_seed(0)
@@ -126,7 +126,7 @@ def results(
 ) -> list[Result]:
     config = DDPMnist(name="ddp_mnist", entry="", seed=0, batch_size=batch_size, threads=threads)
     env = init(backend="gloo", device="cpu")
-    return [compare(data, config, env, repeats) for data in (load(datasets.find("digits")), large_set(images))]
+    return [compare(data, config, env, repeats) for data in (load(image_data.find("digits")), large_set(images))]
 
 
 def main() -> int:

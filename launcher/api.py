@@ -13,8 +13,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.config.hydra_text import element
 from launcher.config.keys import opened
+from launcher.config.overrides import element
 from launcher.errors import ConfigError, UnavailableError
 from launcher.files.ownership import require_own
 from launcher.monitoring.run_status import JobMonitor, RunState, status_of, wait_until_over

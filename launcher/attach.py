@@ -43,7 +43,7 @@ from launcher.files import run_files
 from launcher.paths import own_module
 from launcher.rendezvous.channel import Channel, ChannelError, Hub, Message
 from launcher.rendezvous.rounds import address_of, free_ports, listen
-from launcher.runs import directory, event_file, events
+from launcher.runs import directory, event_files, events
 from launcher.runs.events import AttachRequest
 from launcher.worker.hangs import Stacks
 
@@ -255,7 +255,7 @@ def send(
     run_files.make_folder(folder)
     for name, text in {**{f"member-{place}": "" for place in range(members)}, **(files or {})}.items():
         write_reply(folder / name, text)
-    event_file.append(attempt.path / "attach.jsonl", request)
+    event_files.append(attempt.path / "attach.jsonl", request)
     return folder
 
 

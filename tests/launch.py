@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.failures import text
+from launcher.failures import messages
 from launcher.runs import events
 from launcher.runs.directory import Run
 from launcher.runs.events import Fault
@@ -157,7 +157,7 @@ class Result:
     @property
     def cause(self) -> str:
         """The text of the first fault in the record."""
-        return text.of_fault(events.from_values(Fault, self.fault))
+        return messages.of_fault(events.from_values(Fault, self.fault))
 
     @property
     def fault(self) -> dict[str, object]:

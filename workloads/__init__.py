@@ -4,22 +4,22 @@ Collectives:
 
 - `collective`: measures and verifies collective operations over many sizes: the workload `collective`
 - `operations`: the collective operations: for each, its buffers on a rank, its torch call, and its expected result
-- `bench`: shared by p2p and collective: test values, comparisons, bandwidths, timing by the slowest rank
+- `measurement`: shared by p2p and collective: test values, comparisons, bandwidths, timing by the slowest rank
 
 Point-to-point transfers:
 
 - `p2p`: `workload=p2p`: runs, times and verifies the chosen patterns; output, metrics, comparison with a baseline
-- `keys`: what the keys of benchmarks name: operations, patterns, types, groups of ranks, sizes; free of torch
+- `benchmark_keys`: what the keys of benchmarks name: operations, patterns, types, groups of ranks, sizes; free of torch
 - `exchanges`: the transfers of p2p: between two ranks, and the patterns of all ranks
 - `matrix`: the matrix of p2p: measures the link between each two nodes, finds slow links and the suspects, prints them
 
 Training:
 
 - `ddp`: `workload=ddp_mnist`: the model and the training loop
-- `datasets`: the image data sets of ddp_mnist: finds, verifies and downloads their files
+- `image_data`: the image data sets of ddp_mnist: finds, verifies and downloads their files
 - `training`: parts of a training loop that do not depend on the model, and image data sets as tensors
 - `fsdp`: `workload=fsdp_lm`: a GPT-like language model over bytes, sharded by FSDP2, and the training loop
-- `texts`: the text files of fsdp_lm: finds and reads them, and checks the settings against their length
+- `text_data`: the text files of fsdp_lm: finds and reads them, and checks the settings against their length
 - `invariant`: averages gradients over ranks: in buckets, or bitwise the same at any world size
 - `function`: `workload=function`: calls the user's function in every rank
 
@@ -27,6 +27,6 @@ Shared:
 
 - `hooks`: the submission hooks: what the login node checks and completes in the workloads' settings; free of torch
 - `ranks`: helpers of all workloads: gather, print, raise an error of one rank on all ranks
-- `roof`: the limits of the hardware: the speed of a TCP stream and of a copy in memory, and how much memory is left
-- `results`: writes and reads the results of a benchmark; compares them with those of an earlier run
+- `hardware_limits`: the speed of a TCP stream and of a copy in memory, and how much memory is left
+- `benchmark_results`: writes and reads the results of a benchmark; compares them with those of an earlier run
 """

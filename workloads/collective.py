@@ -28,8 +28,8 @@ from launcher import formatting, progress, run_dir
 from launcher.formatting import format_size
 from launcher.torch_compat import destroy_without_gil
 from launcher.worker import devices
-from workloads import bench, results, roof
-from workloads.keys import (
+from workloads import benchmark_results, hardware_limits, measurement
+from workloads.benchmark_keys import (
     OPERATIONS,
     REDUCING,
     Members,
@@ -69,7 +69,7 @@ class Run:
         self.wrong: int | None = 0  # of these; for a barrier, number of ranks that had not arrived; None: unknown
         on_stream = devices.ON_STREAM.get(env.backend) == env.device.type
         self._time: Callable[[Call, Call, int], list[float]] = (
-            partial(bench.time_on_device, device=env.device) if on_stream else bench.time_calls
+            partial(measurement.time_on_device, device=env.device) if on_stream else measurement.time_calls
         )
         if case is not None and buffers is not None:
             self._meet: Call = partial(dist.barrier, group=case.group)
@@ -92,7 +92,7 @@ class Run:
         self.times(count)
         if budget is None:
             return config.iterations
-        cost = bench.slowest([(time.perf_counter() - began) / count], self.env)[0]
+        cost = measurement.slowest([(time.perf_counter() - began) / count], self.env)[0]
         return max(2, min(MOST_ITERATIONS, int(budget / max(cost, 1e-7))))
 
     def timed(self, iterations: int) -> list[float]:
@@ -150,7 +150,7 @@ Row = dict[str, Any]
 class Groups:
     """All groups of one kind."""
 
-    kind: str  # the kind (see `workloads.keys`)
+    kind: str  # the kind (see `workloads.benchmark_keys`)
     members: Members  # the ranks of each group
     mine: dist.ProcessGroup | None  # process group of this rank; None: this rank is in no group
     ranks: tuple[int, ...]  # ranks of this rank's group
@@ -209,7 +209,7 @@ class Sweep:
 
     def __init__(self, config: Collective, operation: Operation, groups: Groups, env: Env) -> None:
         self.config, self.operation, self.groups, self.env = config, operation, groups, env
-        self.values = bench.Values(bench.torch_dtype(config.dtype), env.device, config.seed)
+        self.values = measurement.Values(measurement.torch_dtype(config.dtype), env.device, config.seed)
         self.places = places_of(operation.name, config.place)
         if operation.rooted:
             check_root(config.root, groups.kind, groups.members)
@@ -300,8 +300,8 @@ class Sweep:
             if wrong
         )
         unknown = any(wrong is None for _, _, wrong in tallies)
-        spread = bench.spread(bench.slowest(seconds, env))
-        algbw, busbw = bench.bandwidths(name, groups.n, size, spread["median"])
+        spread = measurement.spread(measurement.slowest(seconds, env))
+        algbw, busbw = measurement.bandwidths(name, groups.n, size, spread["median"])
         row = {
             **self.identity(size, place),
             "iterations": len(seconds),
@@ -343,7 +343,7 @@ class Sweep:
         # On a CPU the kernel would kill the rank, in place of an error of the allocation
         both, larger = self.operation.elements(case, place)
         need = (both + larger) * self.values.dtype.itemsize  # the library may need as much as the larger one
-        have = roof.available_memory(self.env)
+        have = hardware_limits.available_memory(self.env)
         if have is None or need <= have:
             return ""
         return f"needs {need / 2**30:.2f} GiB of memory, and {have / 2**30:.2f} GiB is left for it"
@@ -371,7 +371,7 @@ def _first_line(error: Exception) -> str:
 
 
 def table_title(operation: str, kind: str, ranks: str, dtype: str, redop: str, root: int | None, async_op: bool) -> str:
-    """Returns the title of a table: `all_reduce: world (4 ranks), float32, sum`; ranks: as `keys.groups_text`."""
+    """Returns the title of a table: `all_reduce: world (4 ranks), float32, sum`; ranks: as `groups_text`."""
     words = [f"{operation}: {kind} ({ranks} {'rank' if ranks == '1' else 'ranks'})"]
     if operation != "barrier":
         words.append(dtype)
@@ -401,7 +401,7 @@ def _cells(row: Row | None) -> str:
     if row is None:
         return f"{'-':>8} {'-':>5} {'-':>5} {'-':>6}"
     wrong = "-" if row["wrong"] is None else row["wrong"]
-    time = bench.microseconds(row["seconds"]["median"])
+    time = measurement.microseconds(row["seconds"]["median"])
     return f"{time:>8} {_speed(row['algbw']):>5} {_speed(row['busbw']):>5} {wrong:>6}"
 
 
@@ -439,10 +439,10 @@ class Report:
 
     def __init__(self, config: Collective, env: Env) -> None:
         self.config, self.env = config, env
-        self.roof = roof.measure(env)
+        self.roof = hardware_limits.measure(env)
         folder = run_dir() if env.rank == 0 else None
-        conditions = results.conditions(config, env)
-        self.results = results.Results("collective", conditions, vars(self.roof), folder)
+        conditions = benchmark_results.conditions(config, env)
+        self.results = benchmark_results.Results("collective", conditions, vars(self.roof), folder)
         self.table: list[Row] = []
         self.headed = False
 
@@ -505,7 +505,7 @@ def main(config: Collective, env: Env) -> dict[str, float | int | str]:
         kinds, operations = parse_groups(config.groups), choose("operation", config.op, OPERATIONS)
         introduce(env)
         gather(None, env)
-        baseline = results.read_baseline(config.baseline, env)
+        baseline = benchmark_results.read_baseline(config.baseline, env)
         report = Report(config, env)
         faults: list[str] = []
         total = len(kinds) * len(operations)
@@ -569,16 +569,18 @@ def run(sweep: Sweep, report: Report) -> list[str]:
 
 
 def conclude(
-    report: Report, faults: list[str], baseline: results.Results | None, config: Collective
+    report: Report, faults: list[str], baseline: benchmark_results.Results | None, config: Collective
 ) -> dict[str, float | int | str]:
     """Writes the results, and returns the metrics; raises WorkloadError for wrong results, or slow ones."""
     written = report.results
-    results.conclude(written, faults)
+    benchmark_results.conclude(written, faults)
     rows = [row for row in written.rows if not row["missing"]]
     operations = len({(row["op"], row["group"]) for row in rows})
     report.say(f"{formatting.plural(operations, 'operation')}, every result verified: all right")
     if baseline is not None:
-        slower = results.against(written.rows, baseline, config.tolerance, report.say_wrapped, str(config.baseline))
+        slower = benchmark_results.against(
+            written.rows, baseline, config.tolerance, report.say_wrapped, str(config.baseline)
+        )
         if slower:
             raise WorkloadError(slower)
     metrics: dict[str, float | int | str] = {}

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from launcher import Resumable, evaluated, progress
 from launcher.checkpoint.resumable import GlobalBatchSampler, generators, restore_generators, seed_generators
 from launcher.worker.stop import Settings, settings
-from workloads import datasets, training
+from workloads import image_data, training
 from workloads.invariant import GradientBuckets, InvariantGradients
 from workloads.ranks import WorkloadError, gather, introduce, same_everywhere, say, together
 from workloads.training import Data, load
@@ -58,14 +58,14 @@ class Trainer:
         training.seed_everything(config.seed)
         self.build()
 
-    def load(self) -> tuple[datasets.Found, Data]:
+    def load(self) -> tuple[image_data.Found, Data]:
         """Finds and loads the data set; raises WorkloadError if any rank lacks it, or has a different one."""
 
-        def read() -> tuple[datasets.Found, Data]:
-            found = datasets.find(self.config.dataset, self.config.data_dir)
+        def read() -> tuple[image_data.Found, Data]:
+            found = image_data.find(self.config.dataset, self.config.data_dir)
             return found, load(found, self.env.device)
 
-        found, data = together(read, self.env, datasets.DatasetError)
+        found, data = together(read, self.env, image_data.DatasetError)
         same_everywhere("the data set (choose one with workload.dataset=...)", found.name, self.env)
         same_everywhere("the training data", (len(data.train), len(data.test), data.mean, data.std), self.env)
         return found, data

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workloads import bench
+from workloads import measurement
 
 ROOM = 32 * 2**20  # bytes of a rank's message buffers, unless one message is larger
 BURST = 100  # round trips between two comparisons
@@ -31,7 +31,7 @@ class Pair:
     a: int  # the first rank, which measures the time
     b: int  # the second rank
     count: int  # elements of a message
-    values: bench.Values  # makes the messages
+    values: measurement.Values  # makes the messages
     key: str  # makes the messages different from those of other transfers
     room: int = ROOM  # bytes of the message buffers of each rank
 
@@ -70,7 +70,7 @@ class Timed:
 
     def clock(self, pair: Pair, run: Callable[[], None]) -> None:
         if pair.rank == pair.a:
-            self.seconds.append(bench.timed(pair.values.device, run))
+            self.seconds.append(measurement.timed(pair.values.device, run))
         else:
             run()
 
@@ -90,7 +90,7 @@ class Inbox:
     def compare(self, timed: Timed, slots: int) -> None:
         for buffer, expected in zip(self.buffers[:slots], self._expected[:slots], strict=True):
             timed.checked += expected.numel()
-            timed.wrong += bench.count_wrong(buffer, expected)
+            timed.wrong += measurement.count_wrong(buffer, expected)
 
 
 def pingpong(pair: Pair, runs: Runs) -> Timed:
@@ -158,7 +158,7 @@ PATTERNS: dict[str, Callable[[Pair, Runs], Timed]] = {
 
 def _warm_up(pair: Pair, runs: Runs, run: Callable[[], None]) -> int:
     device = pair.values.device
-    took = [bench.timed(device, run) for _ in range(max(runs.warmup, 0 if runs.budget is None else 2))]
+    took = [measurement.timed(device, run) for _ in range(max(runs.warmup, 0 if runs.budget is None else 2))]
     if runs.budget is None:
         return runs.iterations * (MORE if pair.size <= SMALL and runs.more else 1)
     count = torch.zeros(1, dtype=torch.int64, device=device)
@@ -222,7 +222,7 @@ class Case:
     rank: int  # this rank
     world_size: int  # number of ranks
     count: int  # elements of a message
-    values: bench.Values  # makes the data
+    values: measurement.Values  # makes the data
     iteration: int  # index of the run
 
     def message(self, source: int, destination: int) -> Tensor:

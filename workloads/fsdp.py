@@ -32,7 +32,7 @@ from launcher.torch_compat import (
     with_local,
 )
 from launcher.worker.stop import Settings, settings
-from workloads import texts, training
+from workloads import text_data, training
 from workloads.ranks import WorkloadError, gather, introduce, same_everywhere, say, together
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Part:
 
     def __len__(self) -> int:
         """Returns the number of windows."""
-        return texts.windows(len(self.tokens), self.context)
+        return text_data.windows(len(self.tokens), self.context)
 
     def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the inputs and targets of the windows of these indices, both int64 [n, context]."""
@@ -74,11 +74,11 @@ class Corpus:
     sha256: str  # SHA-256 of the whole text
 
 
-def load_text(text: texts.Text, context: int, device: torch.device | str = "cpu") -> Corpus:
+def load_text(text: text_data.Text, context: int, device: torch.device | str = "cpu") -> Corpus:
     """Reads a text onto a device, and divides it; raises TextError if it cannot be read, or has changed."""
-    content = texts.read(text)
+    content = text_data.read(text)
     tokens = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
-    cut = texts.split(len(content), context)
+    cut = text_data.split(len(content), context)
     return Corpus(Part(tokens[:cut], context), Part(tokens[cut:], context), hashlib.sha256(content).hexdigest())
 
 
@@ -243,12 +243,12 @@ class Trainer:
         training.be_deterministic(env.device)
         self.build()
 
-    def load(self) -> tuple[texts.Text, Corpus]:
+    def load(self) -> tuple[text_data.Text, Corpus]:
         """Checks the settings and loads the text; raises WorkloadError if any rank lacks it, or has a different one."""
 
-        def read() -> tuple[texts.Text, Corpus]:
-            found = texts.find(self.config.text)
-            texts.check(self.config, found, self.settings.train.invariant)
+        def read() -> tuple[text_data.Text, Corpus]:
+            found = text_data.find(self.config.text)
+            text_data.check(self.config, found, self.settings.train.invariant)
             return found, load_text(found, self.config.context, self.env.device)
 
         found, corpus = together(read, self.env, ConfigError)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from launcher import WorkloadHook
 from launcher.errors import ConfigError
 from launcher.formatting import format_size
-from workloads import datasets, keys, texts
-from workloads.keys import check_group_ranks, members_of, parse_groups, parse_seconds, parse_sizes
+from workloads import benchmark_keys, image_data, text_data
+from workloads.benchmark_keys import check_group_ranks, members_of, parse_groups, parse_seconds, parse_sizes
 
 if TYPE_CHECKING:
     from launcher.config.schema import P2P, Collective, Config, DDPMnist, FSDPLm, Workload
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 # Keys with one name or several: the word for such a name in errors, and the known names.
 NAMED = {
-    "op": ("operation", keys.OPERATIONS),
-    "pattern": ("pattern", keys.PATTERNS),
+    "op": ("operation", benchmark_keys.OPERATIONS),
+    "pattern": ("pattern", benchmark_keys.PATTERNS),
 }
 # Keys with a single name, and the known names.
-ONE_OF = {"dtype": keys.DTYPES, "redop": keys.REDOPS, "place": keys.PLACES}
+ONE_OF = {"dtype": benchmark_keys.DTYPES, "redop": benchmark_keys.REDOPS, "place": benchmark_keys.PLACES}
 
 
 def check_names(plan: JobPlan) -> None:
@@ -38,9 +38,9 @@ def check_names(plan: JobPlan) -> None:
     for key, value in plan.workload.params.items():
         try:
             if key in ONE_OF:
-                keys.choose_one(key, value, ONE_OF[key])
+                benchmark_keys.choose_one(key, value, ONE_OF[key])
             elif key in NAMED:
-                keys.choose(NAMED[key][0], value, NAMED[key][1])
+                benchmark_keys.choose(NAMED[key][0], value, NAMED[key][1])
             elif key == "sizes":
                 parse_sizes(value)
             elif key == "groups":
@@ -81,8 +81,8 @@ def check_sweep(plan: JobPlan) -> None:
 def _check_patterns(plan: JobPlan) -> None:
     params, node_of = plan.workload.params, _node_of(plan)
     try:
-        keys.chosen_patterns(params, node_of)
-        keys.pair_of(params["pair"], node_of)
+        benchmark_keys.chosen_patterns(params, node_of)
+        benchmark_keys.pair_of(params["pair"], node_of)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if params["window"] < 1:
@@ -101,28 +101,28 @@ def _node_of(plan: JobPlan) -> list[int]:
 
 def _check_operations(plan: JobPlan) -> None:
     params = plan.workload.params
-    operations = keys.choose("operation", params["op"], keys.OPERATIONS)
+    operations = benchmark_keys.choose("operation", params["op"], benchmark_keys.OPERATIONS)
     kinds = parse_groups(params["groups"])
     for kind in kinds:
         try:
-            keys.check_root(params["root"], kind, members_of(kind, _node_of(plan)))
+            benchmark_keys.check_root(params["root"], kind, members_of(kind, _node_of(plan)))
         except ValueError as error:
             raise ConfigError(str(error)) from None
-    if keys.chooses_all(params["op"]):  # operations that the backend lacks are left out
+    if benchmark_keys.chooses_all(params["op"]):  # operations that the backend lacks are left out
         return
     backend = plan.workload.backend
     if backend == "auto" and (plan.workload.device == "cpu" or plan.gpus_per_node == 0):
         backend = "gloo"
     for operation in operations:
-        if not keys.places_of(operation, params["place"]):
+        if not benchmark_keys.places_of(operation, params["place"]):
             other = "in" if params["place"] == "out" else "out"
             raise ConfigError(
                 f"workload.place={params['place']}: torch.distributed has {operation} only with place={other}: use "
                 f"that, or both"
             )
-        backends = keys.backends_for(operation, params["dtype"], params["redop"])
+        backends = benchmark_keys.backends_for(operation, params["dtype"], params["redop"])
         if backend != "auto" and backend not in backends:
-            of = f" with redop={params['redop']}" if operation in keys.REDUCING else ""
+            of = f" with redop={params['redop']}" if operation in benchmark_keys.REDUCING else ""
             raise ConfigError(
                 f"workload.op={operation}: {backend} has no {operation} of {params['dtype']}{of}; "
                 f"{', '.join(backends)} {'has' if len(backends) == 1 else 'have'} it (workload.backend)"
@@ -135,14 +135,14 @@ class Benchmark(WorkloadHook):
     def prepare(self, config: Config) -> tuple[Workload, tuple[str, ...]]:
         if config.baseline is None:
             return config.workload, ()
-        from workloads import results
+        from workloads import benchmark_results
 
         workload: Collective | P2P = config.workload  # type: ignore[assignment]  # those of conf/workload
         path = Path(str(workload.baseline))
         if path.is_dir():
-            path /= results.JSON
+            path /= benchmark_results.JSON
         try:
-            measured = results.read(path)
+            measured = benchmark_results.read(path)
         except ValueError as error:
             raise ConfigError(f"baseline={config.baseline}: {error}") from None
         kind = type(workload).__name__.lower()
@@ -200,14 +200,14 @@ class ImageTraining(WorkloadHook):
     def check(self, plan: JobPlan) -> None:
         check_training(plan)
 
-    def data_sets(self) -> tuple[datasets.Dataset, ...]:
-        return tuple(datasets.KNOWN.values())
+    def data_sets(self) -> tuple[image_data.Dataset, ...]:
+        return tuple(image_data.KNOWN.values())
 
 
-def _found(name: str, folder: str | None) -> datasets.Found:
+def _found(name: str, folder: str | None) -> image_data.Found:
     try:
-        return datasets.find(name, folder)
-    except datasets.DatasetError as error:
+        return image_data.find(name, folder)
+    except image_data.DatasetError as error:
         raise ConfigError(f"workload.dataset={name}: {error}") from None
 
 
@@ -215,12 +215,12 @@ class TextTraining(WorkloadHook):
     """The hook of fsdp_lm: finds the text."""
 
     def __init__(self) -> None:
-        self._find = functools.cache(texts.find)
+        self._find = functools.cache(text_data.find)
 
     def prepare(self, config: Config) -> tuple[FSDPLm, tuple[str, ...]]:
         workload: FSDPLm = config.workload  # type: ignore[assignment]  # that of conf/workload/fsdp_lm.yaml
         text = self._find(workload.text)
-        texts.check(workload, text, config.train.invariant)
+        text_data.check(workload, text, config.train.invariant)
         return dataclasses.replace(workload, text=text.name), (f"text: {text.name}, {text.length:,} bytes",)
 
     def check(self, plan: JobPlan) -> None:

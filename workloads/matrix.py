@@ -26,7 +26,7 @@ import torch.distributed as dist
 from launcher.files import run_files
 from launcher.formatting import format_size
 from launcher.worker import process_group
-from workloads import bench, exchanges, results
+from workloads import benchmark_results, exchanges, measurement
 from workloads.ranks import gather
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ class Matrix:
         if len(self.ranks) > WRITTEN_ROWS:
             file = io.BytesIO()
             np.save(file, np.array([self.seen.latency, self.seen.bandwidth], np.float32))
-            run_files.replace(folder / results.MATRIX, file.getvalue(), sync=False)
+            run_files.replace(folder / benchmark_results.MATRIX, file.getvalue(), sync=False)
 
 
 def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None, env: Env) -> Matrix | None:
@@ -309,7 +309,7 @@ def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None,
     hosts = [all_hosts[rank] for rank in ranks]
     places = [env.node_of(rank) for rank in ranks]
     labels = _labels(ranks, hosts, places)
-    values = bench.Values(bench.torch_dtype(config.dtype), env.device, config.seed)
+    values = measurement.Values(measurement.torch_dtype(config.dtype), env.device, config.seed)
     small, large = (max(1, size // values.dtype.itemsize) for size in (min(sizes), max(sizes)))
     in_bytes = (small * values.dtype.itemsize, large * values.dtype.itemsize)
     earlier = _earlier(before, labels, places, in_bytes) if env.rank == 0 else None
@@ -369,7 +369,7 @@ def _collected(mine: Array, ranks: Sequence[int], env: Env) -> Array | None:
     return found
 
 
-def between(pair: Pair, counts: tuple[int, int], config: P2P, values: bench.Values, env: Env) -> Link:
+def between(pair: Pair, counts: tuple[int, int], config: P2P, values: measurement.Values, env: Env) -> Link:
     """Returns the link of two ranks, which both call it.
 
     counts: elements of a message for latency, and for bandwidth.
@@ -510,8 +510,8 @@ def lines(matrix: Matrix, config: P2P, how_to_exclude: Callable[[str], str]) -> 
         times = matrix.seen.between()
         a, b = divmod(int(np.nanargmax(times)), len(times))
         found.append(
-            f"latency between nodes: median {bench.microseconds(one.latency)} us, most "
-            f"{bench.microseconds(times[a, b])} us ({pair_in_words((a, b), matrix)})"
+            f"latency between nodes: median {measurement.microseconds(one.latency)} us, most "
+            f"{measurement.microseconds(times[a, b])} us ({pair_in_words((a, b), matrix)})"
         )
     if matrix.note:
         found.append(matrix.note)
@@ -548,7 +548,7 @@ def _verdict(matrix: Matrix, config: P2P, how_to_exclude: Callable[[str], str]) 
 
 
 def _slow_in_words(slow: Slow) -> str:
-    speed, time = f"{slow.bandwidth / 1e9:.2f} GB/s", f"{bench.microseconds(slow.latency)} us"
+    speed, time = f"{slow.bandwidth / 1e9:.2f} GB/s", f"{measurement.microseconds(slow.latency)} us"
     if slow.measure == "bandwidth":
         return f"{speed}, {slow.ratio * 100:.0f} % of the {slow.against} ({time})"
     return f"{time}, {1 / slow.ratio:.1f} x the {slow.against} ({speed})"

@@ -28,8 +28,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from launcher.torch_compat import all_gather_single, reduce_scatter_single
-from workloads.bench import Values, count_wrong
-from workloads.keys import REDUCING
+from workloads.benchmark_keys import REDUCING
+from workloads.measurement import Values, count_wrong
 
 REDOPS = {
     "sum": dist.ReduceOp.SUM,

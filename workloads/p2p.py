@@ -13,9 +13,9 @@ from launcher import progress, run_dir
 from launcher.formatting import format_size, long_size
 from launcher.worker import devices, process_group
 from launcher.worker.stop import how_to_exclude
-from workloads import bench, exchanges, keys, matrix, results, roof
+from workloads import benchmark_keys, benchmark_results, exchanges, hardware_limits, matrix, measurement
+from workloads.benchmark_keys import parse_seconds, parse_sizes
 from workloads.exchanges import AT_ONCE, EXCHANGES, Case
-from workloads.keys import parse_seconds, parse_sizes
 from workloads.ranks import WorkloadError, gather, introduce, name_ranks, say
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ HEAD = COLUMNS.format("pattern", "size(B)", "time(us)", "lat(us)", "MB/s", "%roo
 class Measured:
     """The result of one pattern at one size."""
 
-    row: results.Row  # the row of results.json
+    row: benchmark_results.Row  # the row of results.json
     faults: tuple[str, ...]  # texts about wrong results
 
     def line(self, top: float | None) -> str:
@@ -38,8 +38,8 @@ class Measured:
         row = self.row
         speed, latency = row["bandwidth"], row["latency"]
         return COLUMNS.format(
-            row["pattern"], row["size"], bench.microseconds(row["seconds"]["median"]),
-            "-" if latency is None else bench.microseconds(latency), f"{speed / 1e6:.2f}",
+            row["pattern"], row["size"], measurement.microseconds(row["seconds"]["median"]),
+            "-" if latency is None else measurement.microseconds(latency), f"{speed / 1e6:.2f}",
             "-" if top is None else f"{speed / top * 100:.0f}", row["wrong"],
         )  # fmt: skip
 
@@ -49,8 +49,8 @@ class Transfers:
 
     def __init__(self, config: P2P, env: Env) -> None:
         self.config, self.env = config, env
-        self.values = bench.Values(bench.torch_dtype(config.dtype), env.device, config.seed)
-        self.pair = keys.pair_of(config.pair, env.node_ranks)
+        self.values = measurement.Values(measurement.torch_dtype(config.dtype), env.device, config.seed)
+        self.pair = benchmark_keys.pair_of(config.pair, env.node_ranks)
         self.budget = None if config.budget is None else parse_seconds(config.budget)
         self.sizes = parse_sizes(config.sizes)
         self.hosts = gather(env.host, env)
@@ -65,10 +65,10 @@ class Transfers:
         if pattern in EXCHANGES:
             messages = min(AT_ONCE, self.env.world_size - 1)
         else:
-            room = matrix.ROOM if pattern == keys.MATRIX else exchanges.ROOM
+            room = matrix.ROOM if pattern == benchmark_keys.MATRIX else exchanges.ROOM
             messages = max(1, min(room // size, max(exchanges.BURST, self.config.window)))
         need = 3 * messages * size + 12 * count + size  # sent, received, expected; and to make and compare values
-        there = [free for free in gather(roof.available_memory(self.env), self.env) if free is not None]
+        there = [free for free in gather(hardware_limits.available_memory(self.env), self.env) if free is not None]
         if not there or need < min(there):
             return ""
         return f"{format_size(size)}: it needs {long_size(need)} a rank, and {long_size(min(there))} are free"
@@ -85,7 +85,7 @@ class Transfers:
             timed = exchanges.PATTERNS[pattern](exchanges.Pair(env.rank, a, b, count, self.values, pattern), runs)
         everyone = gather(timed, env)
         seconds = everyone[a].seconds
-        size, median = count * self.values.dtype.itemsize, bench.spread(seconds)["median"]
+        size, median = count * self.values.dtype.itemsize, measurement.spread(seconds)["median"]
         messages = {"pingpong": 2, "bandwidth": config.window, "bidirectional": 2 * config.window}[pattern]
         latency = median / 2 if pattern == "pingpong" else None
         row = self._row(pattern, count, messages, seconds)
@@ -110,7 +110,7 @@ class Transfers:
             messages += sent
             checked += compared
         everyone = gather((messages, checked, wrong), env)
-        slowest = torch.tensor(bench.slowest(seconds, env)).view(iterations, -1).sum(1).tolist()
+        slowest = torch.tensor(measurement.slowest(seconds, env)).view(iterations, -1).sum(1).tolist()
         messages = sum(messages for messages, *_ in everyone) // iterations
         row = self._row(pattern, count, messages, slowest)
         size = count * self.values.dtype.itemsize
@@ -122,11 +122,11 @@ class Transfers:
         seconds, messages, checked = [], 0, 0
         for exchange in EXCHANGES[pattern](Case(self.env.rank, self.env.world_size, count, self.values, run)):
             dist.barrier()
-            seconds.append(bench.timed(self.env.device, exchange.run, exchange))
+            seconds.append(measurement.timed(self.env.device, exchange.run, exchange))
             messages += len(exchange.sends)
             for receipt in exchange.receipts:
                 checked += count
-                if bad := bench.count_wrong(receipt.buffer, receipt.expected):
+                if bad := measurement.count_wrong(receipt.buffer, receipt.expected):
                     wrong[receipt.peer] = wrong.get(receipt.peer, 0) + bad
         return seconds, messages, checked
 
@@ -134,7 +134,7 @@ class Transfers:
         return {
             "pattern": pattern, "size": count * self.values.dtype.itemsize, "count": count, "dtype": self.config.dtype,
             "ranks": list(self.pair) if pattern in exchanges.PATTERNS else self.env.world_size, "messages": messages,
-            "iterations": len(seconds), "seconds": bench.spread(seconds),
+            "iterations": len(seconds), "seconds": measurement.spread(seconds),
         }  # fmt: skip
 
     def _measured(self, row: dict[str, Any], checked: int, wrong: dict[tuple[int, int], int]) -> Measured:
@@ -150,7 +150,7 @@ class Transfers:
 # -- The workload
 
 
-def top_of(pattern: str, pair: tuple[int, int], measured: roof.Roof, env: Env) -> float | None:
+def top_of(pattern: str, pair: tuple[int, int], measured: hardware_limits.Roof, env: Env) -> float | None:
     """Returns the hardware's speed with which a pattern is compared, in bytes/s; None: it is not known.
 
     | pattern | between two nodes, or gloo on one node | nccl or xccl, within a node | else |
@@ -182,23 +182,23 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
     if env.world_size < 2:
         raise WorkloadError("p2p needs at least 2 ranks: set nodes=2 or procs_per_node=2")
     try:
-        chosen = keys.chosen_patterns(vars(config), env.node_ranks)
+        chosen = benchmark_keys.chosen_patterns(vars(config), env.node_ranks)
         this = Transfers(config, env)
     except ValueError as error:
         raise WorkloadError(str(error)) from error
     introduce(env)
-    baseline = results.read_baseline(config.baseline, env)
-    measured = roof.measure(env)
+    baseline = benchmark_results.read_baseline(config.baseline, env)
+    measured = hardware_limits.measure(env)
     folder = run_dir() if env.rank == 0 else None
-    written = results.Results("p2p", results.conditions(config, env), vars(measured), folder)
+    written = benchmark_results.Results("p2p", benchmark_results.conditions(config, env), vars(measured), folder)
     write: Callable[[str], object] = say if env.rank == 0 else lambda line: None
     for line in measured.lines():
         write(line)
-    ordered = [pattern for pattern in chosen if pattern != keys.MATRIX]
+    ordered = [pattern for pattern in chosen if pattern != benchmark_keys.MATRIX]
     if ordered:
         write(HEAD)
     faults: list[str] = []
-    done, total = 0, len(ordered) * len(this.counts()) + (keys.MATRIX in chosen)
+    done, total = 0, len(ordered) * len(this.counts()) + (benchmark_keys.MATRIX in chosen)
     for pattern in ordered:
         top = top_of(pattern, this.pair, measured, env)
         for count in this.counts():
@@ -213,8 +213,8 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
             if env.rank == 0:
                 progress(done, total, pattern=pattern, size=found.row["size"])
     told: Told | None = None
-    if keys.MATRIX in chosen:
-        if missing := this.missing(keys.MATRIX, max(this.counts())):
+    if benchmark_keys.MATRIX in chosen:
+        if missing := this.missing(benchmark_keys.MATRIX, max(this.counts())):
             _stop(f"matrix is left out at {missing}", written, write)
         else:
             links = matrix.measure(config, this.sizes, baseline.matrix if baseline else None, env)
@@ -225,10 +225,10 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
                 for line in matrix.lines(links, config, how_to_exclude):
                     say(line)
                 told = Told.of(links, this.hosts, config)
-                progress(total, total, pattern=keys.MATRIX)
+                progress(total, total, pattern=benchmark_keys.MATRIX)
             told = process_group.broadcast(told)
             faults += told.faults
-    results.conclude(written, faults)
+    benchmark_results.conclude(written, faults)
     _judge(written, told, baseline, config, write)
     return _metrics(written.rows, told)
 
@@ -258,7 +258,7 @@ class Told:
         return cls(matrix.faults(links, hosts), slower, metrics, links.checked)
 
 
-def _stop(reason: str, written: results.Results, write: Callable[[str], object]) -> None:
+def _stop(reason: str, written: benchmark_results.Results, write: Callable[[str], object]) -> None:
     if not written.rows:
         raise WorkloadError(f"{reason}: use smaller workload.sizes")
     written.reason = "; ".join(filter(None, [written.reason, reason]))
@@ -266,21 +266,21 @@ def _stop(reason: str, written: results.Results, write: Callable[[str], object])
 
 
 def _judge(
-    written: results.Results,
+    written: benchmark_results.Results,
     told: Told | None,
-    baseline: results.Results | None,
+    baseline: benchmark_results.Results | None,
     config: P2P,
     write: Callable[[str], object],
 ) -> None:
     slower = []
     if baseline is not None and written.rows:
-        slower.append(results.against(written.rows, baseline, config.tolerance, write, str(config.baseline)))
+        slower.append(benchmark_results.against(written.rows, baseline, config.tolerance, write, str(config.baseline)))
     slower += told.slower if told else ()
     if reasons := [each for each in slower if each]:
         raise WorkloadError("; ".join(reasons))
 
 
-def _metrics(rows: Sequence[results.Row], told: Told | None) -> dict[str, float | int | str]:
+def _metrics(rows: Sequence[benchmark_results.Row], told: Told | None) -> dict[str, float | int | str]:
     found: dict[str, float | int | str] = {}
     for row in sorted(rows, key=lambda row: int(row["size"])):
         pattern = row["pattern"]

@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 from launcher.checkpoint.resumable import share
 from launcher.worker import devices
 from launcher.worker.devices import cores
-from workloads.datasets import DatasetError, Found, read_header
+from workloads.image_data import DatasetError, Found, read_header
 from workloads.ranks import WorkloadError
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ ranks of the node, but by none of the modules in which ranks are started, watche
 - `attempt`: runs one node's part of an attempt: its agent joins the rendezvous, chooses the ranks' cores, runs them,
   and reports the end
 - `preflight`: the round before the first, whose ranks check the nodes: runs it, and decides which nodes are bad
-- `node_checks`: the checks of a node, alone (devices, space, folders) and with others (clocks, network)
+- `preflight_checks`: the checks of a node, alone (devices, space, folders) and with others (clocks, network)
 - `supervisor`: the event loop of a round: watches this agent's ranks and the leader, passes on stop requests (also when
   the time is up), reports failures
 - `workers`: starts the ranks of one agent as processes, polls, signals and kills them; copies their output
-- `control`: an agent's connection to the leader, or as the leader to all agents: joins rounds, waits for messages and
-  signals
-- `coordinator`: the leader's state and decisions, and the table of messages: members of a round, verdicts
+- `connection`: an agent's connection to the leader, or as the leader to all agents: joins rounds, waits for messages
+  and signals
+- `leader`: the leader's state and decisions, and the table of messages: members of a round, verdicts
 - `policy`: decisions of agents, without I/O: which rank or node has failed, what failed first, whether ranks restart;
   how a round or an attempt of an agent ends, and what it reports of a failure
-- `rank_status`: what an agent knows of its ranks: progress, memory; what it writes of it as events
+- `rank_progress`: what an agent knows of its ranks: progress, memory; what it writes of it as events
 """

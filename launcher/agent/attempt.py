@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from launcher import errors, processes
-from launcher.agent.control import AskedToStop, AttemptOver, Control, NobodyLeads, Overtaken, Signals
+from launcher.agent.connection import AskedToStop, AttemptOver, Control, NobodyLeads, Overtaken, Signals
 from launcher.agent.policy import (
     AttemptFailed,
     Done,
@@ -29,7 +29,7 @@ from launcher.agent.policy import (
     fault_of_end,
 )
 from launcher.agent.preflight import Preflight
-from launcher.agent.rank_status import AgentContext, GpuWatch
+from launcher.agent.rank_progress import AgentContext, GpuWatch
 from launcher.agent.supervisor import Supervisor
 from launcher.agent.workers import Fresh, StartError, WorkerGroup, preload
 from launcher.attach import RequestHandler
@@ -37,17 +37,17 @@ from launcher.binding import hardware, masks
 from launcher.binding.hardware import Node
 from launcher.binding.masks import Binding, BindingRefused, DeviceError, RankDevices
 from launcher.config.schema import Backend, Device, LaunchMode
-from launcher.failures import text
+from launcher.failures import messages
 from launcher.failures.codes import FaultCode, PreflightThen, Unbound
 from launcher.files.shared_files import is_transient
 from launcher.plan.plan import NIC, JobPlan
 from launcher.rendezvous import store
 from launcher.rendezvous.rounds import LeaderLost, Member, Placement, Rendezvous, RendezvousError, placements
-from launcher.runs import directory, health, history, saves
+from launcher.runs import directory, health, history, user_checkpoints
 from launcher.runs.directory import Events, current_attempt
 from launcher.runs.events import Accused, Bound, Fault, Finished, Met, Place, Resized
 from launcher.schedulers import topology
-from launcher.worker import debugger, devices, hangs, rank_report
+from launcher.worker import debugger, devices, exit_report, hangs
 from launcher.worker.devices import OWN_CORES, torch_build
 from launcher.worker.hangs import Recorders
 from launcher.worker.heartbeat import Pulse
@@ -157,7 +157,7 @@ def fault_of_start(error: StartError, host: str) -> Fault:
                       "cluster.setup",
         errno.ENFILE: "the node has no more files to open (sysctl fs.file-max): other processes on it hold them",
     }.get(error.number)  # fmt: skip
-    message = f"{text.rank_on(error.rank, host)} cannot be started: {error.message}" + (f"; {fix}" if fix else "")
+    message = f"{messages.rank_on(error.rank, host)} cannot be started: {error.message}" + (f"; {fix}" if fix else "")
     return Fault(code=FaultCode.NOT_STARTED, rank=error.rank, host=host, error=error.message, message=message)
 
 
@@ -178,7 +178,9 @@ def failed_by(error: Exception, host: str) -> AttemptFailed:
 
 def _stopped_early(host: str, request: AskedToStop, when: str) -> Fault:
     name = request.number.name
-    return Fault(code=FaultCode.STOPPED_EARLY, host=host, signal=name, message=f"{text.of_request(host, name)} {when}")
+    return Fault(
+        code=FaultCode.STOPPED_EARLY, host=host, signal=name, message=f"{messages.of_request(host, name)} {when}"
+    )
 
 
 def _require_open_files(plan: JobPlan, place: topology.Topology, events: Events) -> None:
@@ -190,9 +192,9 @@ def _require_open_files(plan: JobPlan, place: topology.Topology, events: Events)
     if needed > maximum >= 0:
         host, node = place.hosts[place.node_rank], place.node_rank
         message = (
-            f"{text.node_of(host, node)} allows a process too few open files for these ranks (`ulimit -Hn`: {maximum}, "
-            f"and its agent needs {needed}): have the limit raised (for Slurm: LimitNOFILE of slurmd), or have fewer "
-            "ranks"
+            f"{messages.node_of(host, node)} allows a process too few open files for these ranks (`ulimit -Hn`: "
+            f"{maximum}, and its agent needs {needed}): have the limit raised (for Slurm: LimitNOFILE of slurmd), or "
+            "have fewer ranks"
         )
         fault = Fault(code=FaultCode.OPEN_FILES, host=host, node=node, message=message, ends_with=errors.NO_RETRY)
         events(fault)
@@ -212,7 +214,7 @@ def _can_enter(folder: str) -> bool:
 def saved(plan: JobPlan, since: int) -> bool | None:
     """Returns whether a program has saved something since a time in nanoseconds; None: it is not known soon enough."""
     try:
-        return saves.newest(plan, since, plan.launch.heartbeat / 3) > since
+        return user_checkpoints.newest(plan, since, plan.launch.heartbeat / 3) > since
     except OSError:
         return None
 
@@ -244,7 +246,7 @@ class _Agent:
             blame=hangs.blame, saved=lambda began: saved(plan, began) if plan.program_resumes else False,
         )  # fmt: skip
         stacks = hangs.Stacks(self.own.ranks)
-        memory = rank_report.make_memory() if plan.checkpoint.memory != 0 else -1
+        memory = exit_report.make_memory() if plan.checkpoint.memory != 0 else -1
         self._context = AgentContext(
             plan, attempt, events, signals, Pulse(self.own.ranks), memory, stacks, RequestHandler(attempt, stacks)
         )
@@ -325,7 +327,7 @@ class _Agent:
         assert place is not None
         context.pulse.clear(rendezvous.world_size)
         context.stacks.clear()
-        os.environ[rank_report.REACHED] = str(history.best)
+        os.environ[exit_report.REACHED] = str(history.best)
         sockets = debugger.private_folder() if plan.debugs else None
         if sockets is not None:
             os.environ[debugger.SOCKETS] = str(sockets)

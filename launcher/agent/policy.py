@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from launcher import bounds, errors
-from launcher.failures import text
+from launcher.failures import messages
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.files.json_types import as_json
 from launcher.formatting import plural
@@ -165,7 +165,7 @@ def early_exit(failure: RoundFailure, done: Sequence[Accused], *, asked: bool) -
     lost = failure.fault
     if failure.kind is not RoundEnd.LOST_PEER or asked or not done:
         return failure
-    needed = "" if lost.rank is None else _returned_early(done, text.rank_on(lost.rank, lost.host))
+    needed = "" if lost.rank is None else _returned_early(done, messages.rank_on(lost.rank, lost.host))
     fault = Fault(
         code=FaultCode.RETURNED_EARLY, host=done[0].host, node=done[0].node, rank=done[0].rank, exit_code=0,
         step=lost.step, accused=tuple(done), message=needed,
@@ -175,7 +175,7 @@ def early_exit(failure: RoundFailure, done: Sequence[Accused], *, asked: bool) -
 
 def _returned_early(done: Sequence[Accused], needed_by: str) -> str:
     more = len(done) - 1
-    who = text.rank_on(done[0].rank, done[0].host) + (f" and {plural(more, 'other rank')}" if more else "")
+    who = messages.rank_on(done[0].rank, done[0].host) + (f" and {plural(more, 'other rank')}" if more else "")
     return f"{who} exited with code 0 while {needed_by} still needed {'them' if more else 'it'}"
 
 
@@ -198,7 +198,7 @@ def judge(
     elif then is NextStep.FAIL and failure.kind is not RoundEnd.RAISED and history.tried:
         why = f"{plural(history.tried, 'restart')} got no further (launch.max_restarts={max_restarts})"
         why = "after a restart they hung there again" if again else why
-        message = f"{text.of_fault(failure.fault)}; {why}"
+        message = f"{messages.of_fault(failure.fault)}; {why}"
         failure = replace(failure, fault=replace(failure.fault, message=message))
     return RoundVerdict(failure, then, failure.exit_code or then.exit_code, history)
 
@@ -210,7 +210,7 @@ def may_be_cut_off(verdict: RoundVerdict, least: int) -> bool:
 
 def describe(event: Fault | Stop) -> str:
     """Returns why an attempt ended, as text for the user."""
-    return f"stopped: {text.of_stop(event)}" if isinstance(event, Stop) else text.of_fault(event)
+    return f"stopped: {messages.of_stop(event)}" if isinstance(event, Stop) else messages.of_fault(event)
 
 
 # -- How a round or an attempt of an agent ends, and what it reports of a failure
@@ -308,7 +308,7 @@ def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> Failure | None
         kind = FaultCode.SIGNALLED if code < 0 else FaultCode.EXITED
     fault = Fault(
         code=kind, rank=ended.rank, host=host, exit_code=code if code >= 0 else None,
-        signal=text.signal_name(-code) if code < 0 else None,
+        signal=messages.signal_name(-code) if code < 0 else None,
     )  # fmt: skip
     if error is not None:
         fault = replace(
@@ -382,9 +382,9 @@ def fault_of_lost_leader(
     fault = Fault(host=leader.host, node=leader.node_rank, accused=(Accused(host=leader.host),))
     if ended_by is None:
         return replace(fault, code=FaultCode.NODE_ENDED if stopping else FaultCode.LEADER_LOST, error=reason)
-    name = text.signal_name(ended_by)
-    then = text.of_request(asked.host, asked.signal or name) if asked else ""
-    return replace(fault, code=FaultCode.NODE_ENDED, signal=name, message=text.node_ended([leader.host], then=then))
+    name = messages.signal_name(ended_by)
+    then = messages.of_request(asked.host, asked.signal or name) if asked else ""
+    return replace(fault, code=FaultCode.NODE_ENDED, signal=name, message=messages.node_ended([leader.host], then=then))
 
 
 # -- The leader's timeouts in a running round: agents that are lost or leave, ranks that do not join or hang. No I/O
@@ -473,7 +473,7 @@ class FailureDetector:
         if self._limits.rendezvous_timeout is not None:
             self._join_by = now + self._limits.rendezvous_timeout
         gone = [agent for agent in self.agents.values() if agent.gone]
-        message = text.node_ended([agent.member.host for agent in gone], "before its ranks had started")
+        message = messages.node_ended([agent.member.host for agent in gone], "before its ranks had started")
         return self.lost(gone, FaultCode.NODE_ENDED, message=message) if gone else None
 
     def present(self, now: float) -> None:
@@ -574,15 +574,15 @@ class FailureDetector:
         ]
         if quiet and now < until and not all(agent.leaving or agent.gone for agent in self.agents.values()):
             return None
-        signal = text.signal_name(number)
+        signal = messages.signal_name(number)
         asked = self.first_stop or Stop(host=self._own.host, signal=signal)
         details: dict[str, Any] = {"signal": signal}
         if not self.any_resumable:  # else ranks of other nodes are saving
             details |= {"listens": False, "exit_code": 128 + number}
         if not quiet:
             return self._failure(RoundEnd.KILLED, FaultCode.STOPPED_EARLY, None, host=asked.host, **details)
-        hosts, then = [member.host for member in quiet], text.of_request(asked.host, asked.signal or signal)
-        accused, message = map(Accused, hosts), text.node_ended(hosts, then=then)
+        hosts, then = [member.host for member in quiet], messages.of_request(asked.host, asked.signal or signal)
+        accused, message = map(Accused, hosts), messages.node_ended(hosts, then=then)
         return self._failure(RoundEnd.KILLED, FaultCode.NODE_ENDED, None, accused, message=message, **details)
 
     def _not_joined(self, now: float) -> RoundFailure | None:
@@ -630,7 +630,7 @@ class FailureDetector:
         why = f"{_EXPIRED[hang.limit].format(f'{hang.seconds:g} s')} ({hang.limit})"
         why += f" after step {slowest}" if slowest >= 0 else " before the first step"
         why += f"; the stacks of all ranks are in {self._limits.stacks_in}" if self._limits.stacks_in else ""
-        names = "; ".join(text.rank_on(each.rank, each.host) for each in islice(accused, MOST_NAMED)) or "all ranks"
+        names = "; ".join(messages.rank_on(each.rank, each.host) for each in islice(accused, MOST_NAMED)) or "all ranks"
         ended = blamed.does == ""  # with 0, and the others wait for them
         place = f"{blamed.does}: {blamed.frame or [each.rank for each in blamed.ranks]}"
         who = _returned_early(blamed.ranks, "all others") if ended else f"{names} {blamed.does}"

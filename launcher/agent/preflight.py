@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any
 
 from launcher import errors
-from launcher.agent.control import ENDS, WARNS, Control
-from launcher.agent.node_checks import ALONE_PART, TOGETHER_PART, CheckLevel, NodeCheck, cannot_start, check_rank
+from launcher.agent.connection import ENDS, WARNS, Control
+from launcher.agent.preflight_checks import ALONE_PART, TOGETHER_PART, CheckLevel, NodeCheck, cannot_start, check_rank
 from launcher.agent.workers import StartError, WorkerExit, WorkerGroup
 from launcher.failures.codes import PreflightThen
-from launcher.failures.text import signal_name
+from launcher.failures.messages import signal_name
 from launcher.files.json_types import as_json, from_json
 from launcher.formatting import log_line
 from launcher.plan.plan import JobPlan

@@ -1,7 +1,7 @@
 """Supervises one agent's ranks in one round, from their start until all of them have ended.
 
 An event loop: ranks end, messages and signals arrive, deadlines pass. The leader decides for all agents what follows a
-failure (see `coordinator`); this agent only reports it. On a stop request, ranks that can resume are asked to stop and
+failure (see `leader`); this agent only reports it. On a stop request, ranks that can resume are asked to stop and
 get time to save; others are ended.
 """
 
@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from launcher import errors
-from launcher.agent import policy, rank_status
-from launcher.agent.control import Control
+from launcher.agent import policy, rank_progress
+from launcher.agent.connection import Control
 from launcher.agent.policy import History, RoundEnd, RoundFailure, RoundVerdict, describe, judge, may_be_cut_off
-from launcher.agent.rank_status import AgentContext, RankStatus
+from launcher.agent.rank_progress import AgentContext, RankStatus
 from launcher.agent.workers import LeftOver, WorkerExit, WorkerGroup
 from launcher.attach import GONE
-from launcher.failures import text
+from launcher.failures import messages
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.files.json_types import from_json
 from launcher.files.shared_files import Ok, exists
@@ -33,7 +33,7 @@ from launcher.formatting import log_line
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.rounds import Rendezvous
-from launcher.runs import event_file, events, lease
+from launcher.runs import event_files, events, lease
 from launcher.runs.events import Fault, Place, Resized, Stop
 from launcher.runs.job_file import time_left
 from launcher.worker.heartbeat import AgentSide
@@ -90,7 +90,7 @@ class Supervisor:
         self._terminated = False
         self._left_first = False  # a rank exited to resume later, and the other ranks were ended because of that
         self._more_output = False  # whether ranks have printed more than the last turn has copied
-        self._memory = rank_status.Watch()
+        self._memory = rank_progress.Watch()
         self._stops = AgentSide(self._first_rank)
 
     def run(self) -> policy.Done | policy.NextRound:
@@ -314,7 +314,7 @@ class Supervisor:
 
     def _report_left(self) -> None:
         if self._returned and not self._ending:
-            message = f"{text.first_of(list(map(text.of_place, self._returned)))} came back"
+            message = f"{messages.first_of(list(map(messages.of_place, self._returned)))} came back"
             self._send_failure(RoundEnd.REGROUP, Fault(code=FaultCode.NODE_RETURNED, message=message))
             return
         asked = self._agreed_stop() or self._requests.get("stop") or self._requests.get("warning")
@@ -325,7 +325,7 @@ class Supervisor:
     def _agreed_stop(self) -> Stop | None:
         entries: list[dict[str, Any]] = []
         with contextlib.suppress(errors.RunError):  # it only describes the stop request
-            entries = list(event_file.read(self._context.attempt.events_file("stop"), retry_seconds=0))
+            entries = list(event_files.read(self._context.attempt.events_file("stop"), retry_seconds=0))
         return events.last(entries, Stop)
 
     def _send_failure(self, kind: RoundEnd, fault: Fault, **details: Any) -> None:

@@ -24,8 +24,8 @@ from launcher import bounds, errors, processes
 from launcher.files import run_files
 from launcher.formatting import log_line, long_size, ranges
 from launcher.rendezvous.rounds import Placement
-from launcher.worker import hangs, rank_report
-from launcher.worker.rank_report import WorkerError
+from launcher.worker import exit_report, hangs
+from launcher.worker.exit_report import WorkerError
 
 # Signals that an agent ignores at times. Signals that were ignored when the agent started (nohup), or that Python
 # ignores, stay ignored in ranks.
@@ -65,19 +65,19 @@ def run_child(
         _take_cpus(placement)
         os.environ.update(placement.environment)
         os.environ.update({
-            "TORCHELASTIC_ERROR_FILE": str(error_file), rank_report.GATE: str(gate), rank_report.REPORT: str(report)
+            "TORCHELASTIC_ERROR_FILE": str(error_file), exit_report.GATE: str(gate), exit_report.REPORT: str(report)
         })  # fmt: skip
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if fresh is not None:
             for descriptor in (gate, report, *fresh.descriptors):
                 os.set_inheritable(descriptor, True)
             os.execvpe(fresh.command[0], list(fresh.command), os.environ)  # noqa: S606  an argv list needs no shell
-        rank_report.begin_process()
-        code = rank_report.run_and_report(partial(run, placement), report)
+        exit_report.begin_process()
+        code = exit_report.run_and_report(partial(run, placement), report)
     except BaseException:
         traceback.print_exc()
     finally:
-        rank_report.end_process(code)
+        exit_report.end_process(code)
     raise AssertionError("it has ended")
 
 
@@ -294,11 +294,11 @@ class WorkerGroup:
                 continue
             if (code := _exit_code(worker.pid)) is not None:
                 worker.code = code
-                returned, error = rank_report.read_report(worker.report)
+                returned, error = exit_report.read_report(worker.report)
                 if error is None and returned is None and code:
-                    error = rank_report.read_error_file(worker.error_file)
+                    error = exit_report.read_error_file(worker.error_file)
                 if error is None and code > 0:
-                    error = rank_report.read_last_words(worker.errors, code)
+                    error = exit_report.read_last_words(worker.errors, code)
                 placement = worker.placement
                 self._seen.append(WorkerExit(
                     placement.place, placement.rank, worker.pid, code, returned, error, time.time()
@@ -310,7 +310,7 @@ class WorkerGroup:
         return [worker.pid for worker in self._workers]
 
     def reports(self) -> list[Mapping[str, Any] | None]:
-        return [rank_report.read_report(worker.report)[0] for worker in self._workers]
+        return [exit_report.read_report(worker.report)[0] for worker in self._workers]
 
     def forward_output(self) -> bool:
         """Copies some of the ranks' new output, each line as `[RANK] ...`. Returns whether to call again at once."""

@@ -21,12 +21,12 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint.agreement import Peers, SavesFail, one_line
-from launcher.checkpoint.copies import Source
+from launcher.checkpoint.collectives import Peers, SavesFail, one_line
 from launcher.checkpoint.folder import CheckpointFolder, Retention
 from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfit, SaveFailed
 from launcher.checkpoint.loading import Loaded, LoadTarget, Opened, refuse
 from launcher.checkpoint.memory import InMemory, MemoryCheckpoints, restored
+from launcher.checkpoint.memory_format import Source
 from launcher.checkpoint.saving import Final, Save, Staging, Writer
 from launcher.checkpoint.state import facts, merge, step_number
 from launcher.formatting import log_line

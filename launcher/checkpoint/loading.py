@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import storage
-from launcher.checkpoint.agreement import Peers
+from launcher.checkpoint.collectives import Peers
 from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfit
 from launcher.checkpoint.state import (
     Content,

@@ -1,7 +1,7 @@
 """Checkpoints in memory: every few steps ranks copy their state into memory of their agent, which outlives them.
 
 No rank starts a copy before all ranks have completed the last one: of the last two copies one is complete on all of
-them whenever ranks die. `copies` describes the format, and chooses what is loaded.
+them whenever ranks die. `memory_format` describes the format, and chooses what is loaded.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from launcher.binding import hardware
-from launcher.checkpoint import copies
-from launcher.checkpoint.agreement import Peers, one_line
+from launcher.checkpoint import memory_format
+from launcher.checkpoint.collectives import Peers, one_line
 from launcher.checkpoint.format import MEMORY, CheckpointError, Damaged, Manifest
 from launcher.checkpoint.loading import Contents, LoadTarget, Opened
 from launcher.checkpoint.saving import Snapshot, Staging
@@ -32,7 +32,7 @@ from launcher.checkpoint.state import ReplicaTable, bytes_of, local_part, nested
 from launcher.formatting import log_line
 from launcher.runs import events
 from launcher.runs.directory import Events, current_attempt
-from launcher.worker import rank_report
+from launcher.worker import exit_report
 from launcher.worker.process_group import Env
 
 T = TypeVar("T")
@@ -89,17 +89,17 @@ class MemoryCheckpoints:
         self._events = Events(current_attempt() if env.rank == 0 else None, "checkpoint")
         self._round = int(os.environ.get("LAUNCHER_ROUND", "0"))
         self._check, self._first = check, True
-        self._mode = copies.WHOLE  # how tensors are divided over ranks
+        self._mode = memory_format.WHOLE  # how tensors are divided over ranks
         self._copy: _Copy | None = None
         self._costs: deque[tuple[float, float]] = deque(maxlen=MEASURED)  # `blocked` and `whole` of the last copies
         self._steps: deque[float] = deque(maxlen=MEASURED)  # seconds of the steps between them
         self._last: tuple[int, float] | None = None  # step of the last copy, and when it was made
-        self._bad: set[copies.Held] = set()
-        self._indices: dict[copies.Header, dict[str, Any]] = {}  # of the copies that `fetch` has verified
+        self._bad: set[memory_format.Held] = set()
+        self._indices: dict[memory_format.Header, dict[str, Any]] = {}  # of the copies that `fetch` has verified
         self.leads, self.first_rank = False, env.rank
         self._kept = False  # whether a copy was made in this round
         self._uses = False  # whether it has the memory; one object of a process has
-        here = None if _in_use else rank_report.shared_memory()
+        here = None if _in_use else exit_report.shared_memory()
         firsts = self.group.on_all(lambda: None if here is None else env.rank - here[1])
         if here is None or None in firsts:
             if env.rank == 0:
@@ -108,7 +108,7 @@ class MemoryCheckpoints:
                     sys.stdout,
                 )
             self.every = 0
-            self._pairs: dict[str, copies.Pair] = {}
+            self._pairs: dict[str, memory_format.Pair] = {}
             return
         self._first_ranks = [first for first in firsts if first is not None]
         _in_use = self._uses = True
@@ -117,8 +117,8 @@ class MemoryCheckpoints:
         # The same shift on all ranks, also where nodes have different numbers of ranks
         of_nodes = Counter(env.node_ranks)
         self._peer = max(of_nodes.values()) if peers and len(of_nodes) > 1 else 0
-        numbers = {copies.REPLICA: 0, copies.OWN: 2 + 4 * place, copies.PEER: 4 + 4 * place}
-        self._pairs = {kind: copies.Pair(self._file, number) for kind, number in numbers.items()}
+        numbers = {memory_format.REPLICA: 0, memory_format.OWN: 2 + 4 * place, memory_format.PEER: 4 + 4 * place}
+        self._pairs = {kind: memory_format.Pair(self._file, number) for kind, number in numbers.items()}
 
     # -- making a copy
 
@@ -147,10 +147,10 @@ class MemoryCheckpoints:
             return
         if copy.fault is None:
             with copy.keeps_faults():
-                self._pairs[copies.OWN].turn()
-                pair, kept = self._pairs[copies.OWN], content.tensors
-                if self._mode == copies.WHOLE:
-                    pair, kept = self._pairs[copies.REPLICA], content.tensors if self.leads else {}
+                self._pairs[memory_format.OWN].turn()
+                pair, kept = self._pairs[memory_format.OWN], content.tensors
+                if self._mode == memory_format.WHOLE:
+                    pair, kept = self._pairs[memory_format.REPLICA], content.tensors if self.leads else {}
                     if self.leads:
                         pair.turn()
                 buffers = pair.newest.buffers(kept) if kept else {}
@@ -168,7 +168,7 @@ class MemoryCheckpoints:
             tensors, held = copy.content.tensors, self._held_bytes() if self.leads else 0
             size = sum(local_part(tensor).nbytes for tensor in tensors.values())
             mine = _Needs(self._env.node_rank, self._free(), held, size, copy.content.sharded)
-            if self._check and self.group.many and self._mode != copies.SINGLE:
+            if self._check and self.group.many and self._mode != memory_format.SINGLE:
                 table = ReplicaTable.of(tensors, {})
                 mine.difference = sum(table.differences(self._env.rank, self._env.world_size).values())
             return mine
@@ -178,12 +178,12 @@ class MemoryCheckpoints:
         except Exception as error:  # of some ranks; or a rank is gone, and the round ends
             self._end(one_line(error))
             return False
-        single = self._mode == copies.SINGLE or sum(each.difference for each in ranks) % (1 << 64)
+        single = self._mode == memory_format.SINGLE or sum(each.difference for each in ranks) % (1 << 64)
         sharded = any(each.sharded for each in ranks)
-        self._mode = copies.SINGLE if single else copies.SHARDS if sharded else copies.WHOLE
+        self._mode = memory_format.SINGLE if single else memory_format.SHARDS if sharded else memory_format.WHOLE
         nodes: dict[int, list[_Needs]] = {}
         for rank, each in enumerate(ranks):
-            if self._mode != copies.WHOLE:
+            if self._mode != memory_format.WHOLE:
                 each.size *= 2 if self._peer else 1
             elif self._first_ranks[rank] != rank:
                 each.size = 0
@@ -192,11 +192,13 @@ class MemoryCheckpoints:
         for on_node in nodes.values():
             free = min((each.free for each in on_node if each.free is not None), default=None)
             held = sum(each.held for each in on_node)
-            why = why or copies.shortage(2 * sum(each.size for each in on_node), None if free is None else free + held)
+            why = why or memory_format.shortage(
+                2 * sum(each.size for each in on_node), None if free is None else free + held
+            )
         if why:
             self._end(why)
-        elif self._mode == copies.SINGLE and self.leads:
-            for slot in self._pairs[copies.REPLICA].slots:
+        elif self._mode == memory_format.SINGLE and self.leads:
+            for slot in self._pairs[memory_format.REPLICA].slots:
                 slot.free()
         return not why
 
@@ -239,30 +241,30 @@ class MemoryCheckpoints:
         tensors = copy.copied()
         mode = self._mode
         digest = hashlib.sha256(content.digest().encode())
-        if mode == copies.WHOLE:
+        if mode == memory_format.WHOLE:
             digest.update(repr(content.values).encode())
         copy.layout = digest.hexdigest()[:15]
-        header = copies.Header(
+        header = memory_format.Header(
             self._lineage, mode, copy.layout, self._round, copy.step, self._env.rank, self._env.world_size
         )  # fmt: skip
         rest = {**content.rest, "extra": copy.extra, "metrics": copy.metrics}
         own = {"rank_state": copy.rank_state}
-        if mode != copies.WHOLE:
-            self._pairs[copies.OWN].newest.seal(header, tensors, {**rest, **own})
+        if mode != memory_format.WHOLE:
+            self._pairs[memory_format.OWN].newest.seal(header, tensors, {**rest, **own})
             return
         if self.leads:
-            self._pairs[copies.REPLICA].newest.seal(header, tensors, rest)
-        self._pairs[copies.OWN].newest.seal(header, {}, own)
+            self._pairs[memory_format.REPLICA].newest.seal(header, tensors, rest)
+        self._pairs[memory_format.OWN].newest.seal(header, {}, own)
 
     def _exchange(self) -> None:
         # Sends this rank's own copy to a rank of the next node, and receives one from the node before
-        own, slot = self._pairs[copies.OWN].newest, self._pairs[copies.PEER].turn()
+        own, slot = self._pairs[memory_format.OWN].newest, self._pairs[memory_format.PEER].turn()
         rank, size = self._env.rank, self._env.world_size
         to, source = (rank + self._peer) % size, (rank - self._peer) % size
-        header, others = own.header(), torch.zeros(copies.HEADER, dtype=torch.uint8, device="cpu")
+        header, others = own.header(), torch.zeros(memory_format.HEADER, dtype=torch.uint8, device="cpu")
         self._pass(own.head, to, others, source)
         data = bytes(bytes_of(others))
-        received = copies.Header.of(data)
+        received = memory_format.Header.of(data)
         room = slot.body(0 if received is None else received.size)
         self._pass(own.body(0 if header is None else header.size), to, room, source)
         slot.write_header(data)
@@ -283,7 +285,7 @@ class MemoryCheckpoints:
         fault, every, high, low = votes.tolist()
         if fault:
             copy.end = copy.fault or "another rank could not make its copy (see its log)"
-        elif high != -low and self._mode == copies.WHOLE:
+        elif high != -low and self._mode == memory_format.WHOLE:
             copy.single = True
         copy.every = every
 
@@ -291,7 +293,7 @@ class MemoryCheckpoints:
         if not self._auto or len(self._costs) < MEASURED:  # until then `auto` makes one at each step
             return self.every
         blocked, whole = (statistics.median(each) for each in zip(*self._costs, strict=True))
-        return copies.interval(blocked, whole, statistics.median(self._steps))
+        return memory_format.interval(blocked, whole, statistics.median(self._steps))
 
     def staged(self) -> float:
         return 0.0 if self._copy is None else self._copy.staged()
@@ -304,7 +306,7 @@ class MemoryCheckpoints:
         copy.join()
         self._costs.append((copy.blocked, copy.whole))
         if copy.single:  # which needs more memory
-            self._mode, self._first = copies.SINGLE, True
+            self._mode, self._first = memory_format.SINGLE, True
         self.every = copy.every or self.every
         if copy.fault is not None and self._env.rank:
             log_line(f"rank {self._env.rank} could not make a copy in memory: {copy.fault}", sys.stdout)
@@ -330,7 +332,7 @@ class MemoryCheckpoints:
         least: on rank 0, the first step that is of use.
         """
 
-        def take(source: copies.Source) -> Kept:
+        def take(source: memory_format.Source) -> Kept:
             found: list[Kept] = []
             self.group.on_all(partial(self._take, source, found))
             return found[0]
@@ -338,7 +340,7 @@ class MemoryCheckpoints:
         found = self.load(least, take)
         return None if found is None else found[1]
 
-    def load(self, least: int, use: Callable[[copies.Source], T]) -> tuple[copies.Source, T] | None:
+    def load(self, least: int, use: Callable[[memory_format.Source], T]) -> tuple[memory_format.Source, T] | None:
         """Returns what `use` makes of the newest copies that are sound, on all ranks; None: there are none.
 
         use: raises CheckpointError, the same on all ranks, if they are of no use; then older ones are tried.
@@ -361,28 +363,28 @@ class MemoryCheckpoints:
             return source, found
         return None
 
-    def _take(self, source: copies.Source, found: list[Kept]) -> None:
-        if source.mode == copies.SHARDS:
+    def _take(self, source: memory_format.Source, found: list[Kept]) -> None:
+        if source.mode == memory_format.SHARDS:
             raise CheckpointError("they are sharded")
         index, tensors, rank_state = self.opened(source)
-        shared, state = source.mode == copies.WHOLE, {}
+        shared, state = source.mode == memory_format.WHOLE, {}
         if self.leads or not shared:
             needed = 2 * sum(each.nbytes for each in tensors.values()) * (1 if shared else self._env.local_world_size)
-            if why := copies.shortage(needed, self._free()):
+            if why := memory_format.shortage(needed, self._free()):
                 raise CheckpointError(why)
             # tensors of their own: torch.save would write all of the memory for each
             own = {name: tensor.clone() for name, tensor in tensors.items()}
             state = nested(own, index["paths"], index["values"], index["lists"])
         found.append(Kept(source.step, state, rank_state, shared, source.moved))
 
-    def find(self, least: int) -> tuple[copies.Source | None, list[str]]:
+    def find(self, least: int) -> tuple[memory_format.Source | None, list[str]]:
         """Returns the newest step that can be loaded (`choose`), and a line for each damaged copy."""
         found = self.group.gather(self._held())
         lines = [line for _, lines in found for line in lines]
         held = [each for there, _ in found for each in there if each not in self._bad]
 
-        def newest() -> tuple[copies.Source | None, list[str]]:
-            source = copies.choose(held, self._first_ranks, least) if self._pairs else None
+        def newest() -> tuple[memory_format.Source | None, list[str]]:
+            source = memory_format.choose(held, self._first_ranks, least) if self._pairs else None
             chosen = (-1, -1) if source is None else (source.round, source.step)
             there = {each.header.step for each in held if each.header.age > chosen}
             for step in sorted(step for step in there if step >= least):
@@ -391,10 +393,10 @@ class MemoryCheckpoints:
 
         return self.group.on_first(newest)
 
-    def _held(self) -> tuple[list[copies.Held], list[str]]:
+    def _held(self) -> tuple[list[memory_format.Held], list[str]]:
         held, lines = [], []
         for kind, pair in self._pairs.items():
-            for slot in pair.slots if self.leads or kind != copies.REPLICA else ():
+            for slot in pair.slots if self.leads or kind != memory_format.REPLICA else ():
                 try:
                     header = slot.header()
                     if header is not None and header.lineage != self._lineage:
@@ -402,19 +404,19 @@ class MemoryCheckpoints:
                             f"a copy in memory ({kind}, held by rank {self._env.rank}): it is of another training"
                         )
                     elif header is not None:
-                        held.append(copies.Held(self._env.rank, kind, header))
+                        held.append(memory_format.Held(self._env.rank, kind, header))
                 except Damaged as error:
                     lines.append(f"a copy in memory ({kind}, held by rank {self._env.rank}): {error}")
                     slot.erase()
         return held, lines
 
-    def fetch(self, source: copies.Source) -> list[str]:
+    def fetch(self, source: memory_format.Source) -> list[str]:
         """Brings what each rank needs to its own agent; returns a line for each damaged copy."""
         rank = self._env.rank
         mine = {(each.held.kind, each.held) for each in source.transfers if each.held.holder == rank}
         if lines := self._damaged(mine):
             return lines
-        if source.mode != copies.WHOLE and source.world_size != self._env.world_size:
+        if source.mode != memory_format.WHOLE and source.world_size != self._env.world_size:
             return []
         moves = [each for each in source.transfers if each.moves]
         sent = {each.held.header for each in moves if each.sender == rank}
@@ -423,13 +425,13 @@ class MemoryCheckpoints:
                 self._move(each, sent)
         return self._damaged([(each.kind, each.held) for each in moves if each.to == rank]) if moves else []
 
-    def _damaged(self, there: Iterable[tuple[str, copies.Held]]) -> list[str]:
+    def _damaged(self, there: Iterable[tuple[str, memory_format.Held]]) -> list[str]:
         # Returns a line for each damaged copy, which counts no more. there: this rank's, with the pair that has each
-        def look() -> list[tuple[copies.Held, str]]:
+        def look() -> list[tuple[memory_format.Held, str]]:
             wrong = []
             for kind, held in there:
                 try:
-                    self._indices[held.header] = copies.sound_index(self._body(kind, held.header), held.header)
+                    self._indices[held.header] = memory_format.sound_index(self._body(kind, held.header), held.header)
                 except Damaged as error:
                     wrong.append((held, str(error)))
             return wrong
@@ -442,10 +444,10 @@ class MemoryCheckpoints:
             for held, why in wrong
         ]
 
-    def _body(self, kind: str, header: copies.Header) -> Tensor:
+    def _body(self, kind: str, header: memory_format.Header) -> Tensor:
         return self._pairs[kind].find(header).body(header.size)
 
-    def _move(self, transfer: copies.Transfer, sent: Collection[copies.Header]) -> None:
+    def _move(self, transfer: memory_format.Transfer, sent: Collection[memory_format.Header]) -> None:
         # sent: the copies that other ranks get from this one, which stay where they are
         held, rank = transfer.held, self._env.rank
         header, pair = held.header, self._pairs[transfer.kind]
@@ -466,32 +468,34 @@ class MemoryCheckpoints:
                 dist.recv(piece, transfer.sender, self.group.group)
         slot.write_header(header.data())
 
-    def keep_only(self, source: copies.Source | None) -> None:
+    def keep_only(self, source: memory_format.Source | None) -> None:
         """Erases all copies but those of a step: the one that was loaded from memory; None: from disk."""
         for kind, pair in self._pairs.items():
-            if self.leads or kind != copies.REPLICA:
+            if self.leads or kind != memory_format.REPLICA:
                 pair.keep_only(None if source is None else (source.round, source.step), self._env.rank)
         self._indices.clear()
         self._last = None
 
-    def part(self, kind: str, rank: int | None, source: copies.Source) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def part(
+        self, kind: str, rank: int | None, source: memory_format.Source
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Returns index and tensors of a copy of this agent, which was verified; rank: whose it is, if that matters."""
         for slot in self._pairs[kind].slots:
             header = slot.header()
             if header is not None and header.age == (source.round, source.step) and rank in (None, header.rank):
                 body = slot.body(header.size)
-                index = self._indices.get(header) or copies.index_of(body, header)
-                return index, copies.tensors_in(body, index)
+                index = self._indices.get(header) or memory_format.index_of(body, header)
+                return index, memory_format.tensors_in(body, index)
         raise Damaged(f"the copy of step {source.step} is gone")
 
-    def opened(self, source: copies.Source) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any] | None]:
+    def opened(self, source: memory_format.Source) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any] | None]:
         """Returns index and tensors of this rank's copy, or of its agent's replica, and the rank's own state."""
         rank = self._env.rank if source.world_size == self._env.world_size else None
-        if source.mode != copies.WHOLE:
-            index, tensors = self.part(copies.OWN, rank, source)
+        if source.mode != memory_format.WHOLE:
+            index, tensors = self.part(memory_format.OWN, rank, source)
             return index, tensors, index["rank_state"]
-        own = None if rank is None else self.part(copies.OWN, rank, source)[0]["rank_state"]
-        return *self.part(copies.REPLICA, None, source), own
+        own = None if rank is None else self.part(memory_format.OWN, rank, source)[0]["rank_state"]
+        return *self.part(memory_format.REPLICA, None, source), own
 
     def report_restored(self, kept: Kept, began: float) -> None:
         """Records that the ranks continue from what `newest` has returned; began: by perf_counter()."""
@@ -503,18 +507,18 @@ class MemoryCheckpoints:
             log_line(f"copies in memory are not used: {'; '.join(problems)}", sys.stdout)
             self._events(events.PassedOver(checkpoint="memory", step=step, problems=tuple(problems)))
 
-    def first_index(self, source: copies.Source) -> dict[str, Any]:
+    def first_index(self, source: memory_format.Source) -> dict[str, Any]:
         """Returns on all ranks the index of one rank's copy."""
         held = source.transfers[0].held
 
         def index() -> dict[str, Any] | None:
             if held.holder != self._env.rank:
                 return None
-            return copies.index_of(self._body(held.kind, held.header), held.header)
+            return memory_format.index_of(self._body(held.kind, held.header), held.header)
 
         return next(each for each in self.group.on_all(index) if each is not None)
 
-    def pieces(self, source: copies.Source) -> Iterator[tuple[Tensor, copies.Header]]:
+    def pieces(self, source: memory_format.Source) -> Iterator[tuple[Tensor, memory_format.Header]]:
         """Yields body and header of the copies of all ranks, one after the other, on all ranks, which take all."""
         largest = max(each.held.header.size for each in source.transfers)
         rooms: list[Tensor] = []  # on each rank: an error of one is raised on all before anything is sent
@@ -532,7 +536,7 @@ class MemoryCheckpoints:
 class InMemory(Opened):
     """What `MemoryCheckpoints.fetch` has brought, while it is loaded."""
 
-    def __init__(self, memory: MemoryCheckpoints, source: copies.Source, wanted: LoadTarget) -> None:
+    def __init__(self, memory: MemoryCheckpoints, source: memory_format.Source, wanted: LoadTarget) -> None:
         manifest = Manifest(source.step, MEMORY, source.world_size, 0, {}, {}, {}, {})
         super().__init__(Path(f"memory of step {source.step}"), manifest, wanted, memory.group, 0.0)
         self._memory, self._source = memory, source
@@ -542,7 +546,7 @@ class InMemory(Opened):
     def open(self) -> None:
         source = self._source
         same = source.world_size == self._peers.world_size
-        if same or source.mode == copies.WHOLE:
+        if same or source.mode == memory_format.WHOLE:
             self._index, self._there, self.rank_state = self._memory.opened(source)
         else:
             self._index = self._memory.first_index(source)
@@ -564,13 +568,13 @@ class InMemory(Opened):
                         filled[name].add(offset)
                         left[name] -= fill_overlap(self.tensors[name], tensors[name], offset)
 
-            if source.mode == copies.WHOLE or source.world_size == self._peers.world_size:
+            if source.mode == memory_format.WHOLE or source.world_size == self._peers.world_size:
                 take(self._index, self._there)
             else:
                 for body, header in self._memory.pieces(source):
                     try:
-                        index = copies.index_of(body, header)
-                        take(index, copies.tensors_in(body, index))
+                        index = memory_format.index_of(body, header)
+                        take(index, memory_format.tensors_in(body, index))
                     except Exception as failed:  # the other ranks wait for this one's next pieces
                         error = error or failed
             if error is not None:
@@ -582,7 +586,7 @@ def restored(step: int, began: float, *, memory: bool, received: int = 0) -> eve
     """Returns the event of a training that continues after `step`; began: when its loading did, by perf_counter()."""
     seconds = round(time.perf_counter() - began, 4)
     return events.Restored(
-        step=step, memory=memory, redone=rank_report.redone(step), seconds=seconds, received=received
+        step=step, memory=memory, redone=exit_report.redone(step), seconds=seconds, received=received
     )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ from torch import Tensor
 from launcher import __version__
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import state, storage
-from launcher.checkpoint.agreement import Peers, combined_error, one_line
+from launcher.checkpoint.collectives import Peers, combined_error, one_line
 from launcher.checkpoint.folder import CheckpointFolder, fsync_folder
 from launcher.checkpoint.format import CheckpointError, File, Manifest
 from launcher.checkpoint.loading import expanded

@@ -18,7 +18,7 @@ from launcher.cli.text import WIDTH, cut, flat, print_columns
 from launcher.errors import FAILED, ConfigError, near
 from launcher.formatting import brief, long_size, plural
 from launcher.plan.plan import JobPlan
-from launcher.runs import saves
+from launcher.runs import user_checkpoints
 from launcher.runs.directory import require_private
 from launcher.runs.lookup import find
 
@@ -123,10 +123,10 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
 
 def _files(plan: JobPlan) -> tuple[list[dict[str, Any]], str]:
     # Finds the files that the user's own code has saved by itself (see `saves`), as rows like those of checkpoints
-    give_up, count, done = time.monotonic() + saves.SCAN_TIMEOUT, 0, True
+    give_up, count, done = time.monotonic() + user_checkpoints.SCAN_TIMEOUT, 0, True
     newest: dict[str, os.stat_result] = {}
     try:
-        for path, status in saves.files(plan):
+        for path, status in user_checkpoints.files(plan):
             name = os.path.relpath(path, plan.checkpoint.dir).partition("/")[0]
             if (name.startswith(".") and name != "..") or checkpoints.step_of(name) is not None:
                 continue  # of a checkpoint
@@ -143,7 +143,7 @@ def _files(plan: JobPlan) -> tuple[list[dict[str, Any]], str]:
         for path, status in sorted(newest.items(), key=lambda item: item[1].st_mtime_ns, reverse=True)
     ]
     if not done:
-        return rows, f"not all files were looked at in {saves.SCAN_TIMEOUT:.0f} s: there may be newer ones"
+        return rows, f"not all files were looked at in {user_checkpoints.SCAN_TIMEOUT:.0f} s: there may be newer ones"
     return rows, f"and {plural(count - FILES, 'older file')}" if count > FILES else ""
 
 

@@ -35,7 +35,7 @@ from launcher.files.shared_files import exists, explain, list_names, read_text, 
 from launcher.formatting import plural, rough_size
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunStatus, each_status, or_damaged, status_of
-from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, counts, point_statuses
+from launcher.monitoring.sweep_status import DAMAGED, LIVE, WAITING, counts, point_statuses
 from launcher.paths import default_runs_dir
 from launcher.plan.plan import JobPlan
 from launcher.runs import live_index, lookup
@@ -46,7 +46,7 @@ from launcher.runs.lookup import RECORDS, find_either
 from launcher.runs.sweep_directory import Sweep, sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import JobOrigin, Queries, QueryError, SchedulerJob
-from launcher.schedulers.query_cache import SharedSnapshot
+from launcher.schedulers.job_cache import SharedSnapshot
 from launcher.submission.dependencies import FOLLOWERS
 
 PRUNE_LINE = "{:>5}  {:12}  {}"  # lines are printed while runs are removed, so the last column may have any width

@@ -15,16 +15,16 @@ from launcher.cli.text import cause, labelled, print_unreadable, program, table
 from launcher.diagnose import findings
 from launcher.diagnose.findings import EndedAttempt, restarts
 from launcher.errors import DONE, FAILED, RunError
+from launcher.failures.messages import of_unused_gpus
 from launcher.failures.symptoms import EndKind
-from launcher.failures.text import of_unused_gpus
 from launcher.formatting import clean, format_time, name_ranks, plural, ranges, rough_size
 from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunState, RunStatus, or_damaged, rerun, status_of
-from launcher.monitoring.sweep import not_begun
+from launcher.monitoring.sweep_status import not_begun
 from launcher.plan.plan import JobPlan
-from launcher.runs.claims import Boards
 from launcher.runs.directory import Run
 from launcher.runs.health import unused_gpus
 from launcher.runs.lookup import find
+from launcher.runs.point_claims import Boards
 from launcher.runs.sweep_directory import Sweep, sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError, state_text

@@ -36,7 +36,7 @@ def _show(run: Run, stream: Stream, arguments: Namespace) -> int:
     if not arguments.follow:
         _print_rest(run, stream)
         return 0
-    from launcher.schedulers.query_cache import interval
+    from launcher.schedulers.job_cache import interval
 
     active = asked = time.monotonic()
     polls = asks = 0  # since the last output

@@ -21,7 +21,7 @@ from launcher.config.schema import Config
 from launcher.config.search_space import size
 from launcher.errors import FAILED, ConfigError, LauncherError
 from launcher.formatting import plural, ranges
-from launcher.monitoring.sweep import point_statuses
+from launcher.monitoring.sweep_status import point_statuses
 from launcher.plan import limits
 from launcher.runs import sweep_directory
 from launcher.runs.directory import Run, token_of

@@ -279,7 +279,7 @@ def _sound(row: Any) -> bool:
 
 
 def _of_cluster(row: Mapping[str, Any], cluster: RemoteCluster) -> dict[str, Any]:
-    from launcher.monitoring.sweep import LIVE, WAITING  # other commands for clusters need no states
+    from launcher.monitoring.sweep_status import LIVE, WAITING  # other commands for clusters need no states
 
     points = row.get("points")
     over = row.get("state") not in LIVE if points is None else not {*LIVE, WAITING} & set(points)

@@ -15,7 +15,7 @@ from pathlib import Path
 from launcher.cli.text import cause
 from launcher.formatting import rough_size
 from launcher.monitoring.run_status import JobMonitor, all_statuses
-from launcher.monitoring.sweep import point_statuses
+from launcher.monitoring.sweep_status import point_statuses
 from launcher.reports import page, sections
 from launcher.reports.collect import RunData, collect, curves
 from launcher.reports.page import Page

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.cli.commands import RUN_USAGE
-from launcher.config.hydra_text import key_of, quoted
+from launcher.config.overrides import key_of, quoted
 from launcher.errors import ConfigError
 from launcher.plan.build import name_of
 

@@ -27,7 +27,7 @@ from launcher.cli.text import WIDTH, cause, cut, ending, print_columns, print_un
 from launcher.errors import ConfigError, RunError
 from launcher.formatting import brief, format_time, one_line, raw
 from launcher.monitoring.run_status import DAMAGE, DamagedRun, JobMonitor, RunState, RunStatus, or_damaged
-from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, counts, done, not_begun, point_statuses, summary
+from launcher.monitoring.sweep_status import DAMAGED, LIVE, WAITING, counts, done, not_begun, point_statuses, summary
 from launcher.paths import default_runs_dir
 from launcher.runs import live_index, lookup, sweep_directory
 from launcher.runs.directory import Run
@@ -36,7 +36,7 @@ from launcher.runs.health import remarks
 from launcher.runs.lease import SILENCE
 from launcher.runs.lookup import find_either, may_have, newest
 from launcher.runs.sweep_directory import Sweep
-from launcher.schedulers.query_cache import interval
+from launcher.schedulers.job_cache import interval
 from launcher.schedulers.registry import queues_here
 from launcher.search.progress import chooses_more
 

@@ -27,8 +27,8 @@ from launcher.cli.text import confirm, plan_table, print_commands, print_under, 
 from launcher.config import compose
 from launcher.config.compose import Composed
 from launcher.config.errors import in_our_words, require_names
-from launcher.config.hydra_text import element, key_of
 from launcher.config.keys import all_keys, opened
+from launcher.config.overrides import element, key_of
 from launcher.config.schema import MISSING, Program
 from launcher.errors import ConfigError, LauncherError, near
 from launcher.paths import resource

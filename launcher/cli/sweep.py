@@ -32,7 +32,7 @@ from launcher.errors import ConfigError, near
 from launcher.files.ownership import require_own
 from launcher.formatting import format_time, plural, ranges
 from launcher.monitoring.run_status import JobMonitor, RunState
-from launcher.monitoring.sweep import (
+from launcher.monitoring.sweep_status import (
     WAITING,
     PointStatus,
     counts,

@@ -17,7 +17,7 @@ from launcher.runs.events import Fault
 
 if TYPE_CHECKING:
     from launcher.monitoring.run_status import RunStatus
-    from launcher.monitoring.sweep import PointStatus
+    from launcher.monitoring.sweep_status import PointStatus
     from launcher.plan.limits import Cost
     from launcher.plan.plan import JobPlan
     from launcher.runs.sweep_directory import Sweep

@@ -18,7 +18,7 @@ from launcher.cli.text import cause_of_point, flat, metric_text, no_pilot, outco
 from launcher.errors import DONE, FAILED, INTERRUPTED, RESUME, LauncherError, UnavailableError
 from launcher.formatting import ranges
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, status_of
-from launcher.monitoring.sweep import (
+from launcher.monitoring.sweep_status import (
     WAITING,
     PointStatus,
     counts,
@@ -34,7 +34,7 @@ from launcher.runs.lease import is_being_submitted
 from launcher.runs.lookup import find_either
 from launcher.runs.output import Stream
 from launcher.runs.sweep_directory import SearchRecord, Sweep, differing, label, sweep_of
-from launcher.schedulers.query_cache import SHARE, interval
+from launcher.schedulers.job_cache import SHARE, interval
 from launcher.search.progress import chooses_more
 from launcher.submission.submit import print_notice
 

@@ -13,8 +13,8 @@ from dataclasses import is_dataclass
 from pathlib import Path
 
 from launcher.config import schema
-from launcher.config.hydra_text import key_of, quoted
 from launcher.config.keys import all_keys, as_typed, keys_of, known_keys, of_other_schedulers, workloads_with
+from launcher.config.overrides import key_of, quoted
 from launcher.errors import ConfigError, near, program
 from launcher.paths import GROUPS, choices, resource, user_config_dir
 

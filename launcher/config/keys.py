@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from launcher.config import schema
-from launcher.config.hydra_text import key_of, quoted
+from launcher.config.overrides import key_of, quoted
 from launcher.config.scheduler_table import OURS, names, scheduler_of, schedulers_with, settings_class
 from launcher.errors import ConfigError
 from launcher.structs import Struct
@@ -68,7 +68,7 @@ def keys_of(kind: type, prefix: str = "") -> Iterator[Key]:
 
 
 def written(value: Any) -> str:
-    """Returns a value as override text for people to read; `hydra_text.element` also quotes it for Hydra."""
+    """Returns a value as override text for people to read; `overrides.element` also quotes it for Hydra."""
     if isinstance(value, Enum):
         return str(value.value)
     if isinstance(value, (list, tuple)):

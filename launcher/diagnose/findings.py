@@ -12,13 +12,13 @@ from typing import Any
 from launcher.checkpoint import format as checkpoints
 from launcher.config.schema import LaunchMode
 from launcher.diagnose import verdict as known
-from launcher.failures import symptoms, text
+from launcher.failures import messages, symptoms
 from launcher.failures.codes import FaultCode
 from launcher.failures.symptoms import EndKind
 from launcher.formatting import format_hours, rough_size
 from launcher.monitoring.run_status import RunState, RunStatus, rerun
 from launcher.plan.plan import JobPlan, keys_of
-from launcher.runs import saves
+from launcher.runs import user_checkpoints
 from launcher.runs.directory import Attempt
 from launcher.runs.events import Ended, Fault, Restart, Restored, Started, Stop, as_kind, first, last
 from launcher.runs.output import rank_files, rank_logs, start_of, tail
@@ -123,7 +123,7 @@ def has_saved(plan: JobPlan, started: Started | None) -> bool:
         if not plan.own_code or started is None:
             return False
         since = started.time * 1e9
-        return saves.newest(plan, since, LOOK) >= since
+        return user_checkpoints.newest(plan, since, LOOK) >= since
     except (checkpoints.CannotRead, OSError):
         return True
 
@@ -132,9 +132,9 @@ def restarts(events: Sequence[Mapping[str, Any]]) -> list[str]:
     lines: list[str] = []
     for entry in events:
         if (restart := as_kind(entry, Restart)) is not None:
-            lines.append(text.of_fault(restart))
+            lines.append(messages.of_fault(restart))
         elif lines and (restored := as_kind(entry, Restored)) is not None:
-            lines[-1] += f"; {text.of_restored(restored)}"
+            lines[-1] += f"; {messages.of_restored(restored)}"
     return lines
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher import errors
-from launcher.failures import symptoms, text
+from launcher.failures import messages, symptoms
 from launcher.failures.codes import FaultCode, NextReason, StopReason
 from launcher.failures.symptoms import EndKind
 from launcher.formatting import plural, rough_size
@@ -106,7 +106,7 @@ class Evidence:
     preempted: bool = False  # whether the scheduler was preempting the job when it stopped
     gpus: int = 0  # GPUs on each node that the run asked for
     # bytes of memory (`used`, `peak`, `largest`, `limit`) and numbers of killed processes (`kills`, `host_kills`), as
-    # in `launcher.agent.rank_status`; `used` and `limit` are from the scheduler
+    # in `launcher.agent.rank_progress`; `used` and `limit` are from the scheduler
     memory: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -160,7 +160,7 @@ def classify(seen: Evidence) -> Verdict:
 
 def _classify(seen: Evidence) -> Verdict:
     if seen.stays is not None and seen.stays.reason in GIVEN_UP:
-        return Verdict(EndKind.NO_PROGRESS, text.of_next(seen.stays))
+        return Verdict(EndKind.NO_PROGRESS, messages.of_next(seen.stays))
     if seen.state is RunState.DONE:
         return Verdict(EndKind.DONE, None)
     if seen.pruned is not None:
@@ -176,7 +176,7 @@ def _classify(seen: Evidence) -> Verdict:
 
 
 def _fault(seen: Evidence, fault: kinds.Fault) -> Verdict:
-    state, cause = seen.job_state, text.of_fault(fault).rstrip(" :")
+    state, cause = seen.job_state, messages.of_fault(fault).rstrip(" :")
     if state in DECISIVE and seen.unexplained:
         cause = f"{cause}; {seen.scheduler} says {state}"
     if not seen.unexplained:
@@ -235,7 +235,7 @@ def _killed_for_memory(memory: Mapping[str, int]) -> tuple[str, bool] | None:
 def _stopped(seen: Evidence, stop: kinds.Stop) -> Verdict:
     stays = seen.stays
     at = f" at step {stop.step}" if stop.step is not None else ""
-    why, next_ = text.of_stop(stop), text.of_next(stays) if stays else ""
+    why, next_ = messages.of_stop(stop), messages.of_next(stays) if stays else ""
     cause = f"{why}{at}" + (f"; {next_}" if next_ not in ("", why) else "")
     if stop.reason in (StopReason.TIME_LIMIT, StopReason.WARNING_SIGNAL):
         return Verdict(EndKind.WALL_TIME, cause)
@@ -264,7 +264,7 @@ def _without_fault(seen: Evidence) -> Verdict:
     state, kind = seen.job_state, _STATE_KINDS.get(seen.job_state)
     last = next((line.strip() for line in reversed(seen.output) if line.strip()), "")
     code = f" (exit code {seen.ended})" if seen.ended is not None else ""
-    request = text.of_request(seen.request.host, seen.request.signal) if seen.request else ""
+    request = messages.of_request(seen.request.host, seen.request.signal) if seen.request else ""
     reported = f"{seen.scheduler} says {state}" if state in DECISIVE else seen.job.text or state
     found = symptoms.last_symptom(seen.output) if kind is None else None
     sign = found[1] if found else ""

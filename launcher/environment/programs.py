@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.config import hydra_text
+from launcher.config import overrides
 from launcher.config.schema import Function, Program
 from launcher.errors import ConfigError, near
 from launcher.paths import absolute
@@ -300,7 +300,7 @@ def _overrides(values: Mapping[str, Any], prefix: str = "") -> list[str]:
         if isinstance(value, Mapping):
             found += _overrides(value, f"{key}.")
         else:
-            found.append(f"{key}={hydra_text.element(value)}")
+            found.append(f"{key}={overrides.element(value)}")
     return found
 
 

@@ -19,7 +19,7 @@ from launcher.files import run_files
 from launcher.files.shared_files import exists, unwrap
 from launcher.paths import user_data_dir
 from launcher.plan.plan import texts_in
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs.directory import Run, require_private
 from launcher.runs.events import Ended, every
 
@@ -221,5 +221,5 @@ def _over(run_dir: Path, written: float) -> bool:
     if run.has("cancelled"):  # resume removes it before the file is written
         return True
     scripts = [each.events_file("script") for each in run.attempts()[-1:]]
-    ends = [event for path in scripts for event in every(event_file.read(path), Ended)]
+    ends = [event for path in scripts for event in every(event_files.read(path), Ended)]
     return bool(ends) and ends[-1].code != RESUME and ends[-1].time > written

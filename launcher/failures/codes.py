@@ -1,4 +1,4 @@
-"""Codes of failures, stops and decisions, for programs. `launcher.failures.text` makes text of them for people.
+"""Codes of failures, stops and decisions, for programs. `launcher.failures.messages` makes text of them for people.
 
 The values appear in events and in `--json`. A value that this version does not know is read as `unknown`.
 """

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from launcher.checkpoint.agreement import Peers
+from launcher.checkpoint.collectives import Peers
 from launcher.checkpoint.format import Damaged, RetryingFile, entries, retry, unless_removed
 from launcher.files.run_files import python_numbers
 from launcher.runs.directory import current_attempt

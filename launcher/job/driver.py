@@ -26,7 +26,7 @@ from launcher.failures.codes import FaultCode, NextReason, StopReason
 from launcher.files import shared_files
 from launcher.files.json_types import from_json, misfit
 from launcher.files.shared_files import Ok, Unavailable, exists, is_transient, list_names, read_json, read_text, unwrap
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs.events import Ended, Event, Fault, SetupFailed, Started, Stays, Stop, StopRequested, every
 from launcher.runs.job_file import FunctionFile, JobFile, ends_in, parse_exports, uptime
 from launcher.runs.lease import LeaseLost, RaceLost, RunLease, held, require, require_not_lost, win
@@ -289,7 +289,7 @@ class Job:
         # An attempt of the run may have ended with 0: it may have been submitted twice by mistake
         attempts = self._run_dir / "attempts"
         files = [attempts / name / "events/script.jsonl" for name in unwrap(list_names(attempts)) or ()]
-        return any(event.code == DONE for file in files for event in every(event_file.read(file), Ended))
+        return any(event.code == DONE for file in files for event in every(event_files.read(file), Ended))
 
     def _new_attempt(self) -> int:
         folder = self._run_dir / "attempts"
@@ -485,7 +485,7 @@ class Job:
     def _event(self, event: Event) -> None:
         path = self._attempt / "events/script.jsonl"
         event = replace(event, time=time.time())
-        found = shared_files.retry_read(partial(event_file.append, path, event), path)
+        found = shared_files.retry_read(partial(event_files.append, path, event), path)
         if not isinstance(found, Ok):
             print(f"launcher: {self._host}: {found.reason}", file=sys.stderr)
 

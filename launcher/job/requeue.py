@@ -18,11 +18,11 @@ from launcher import errors
 from launcher.checkpoint import format as checkpoints
 from launcher.config.schema import ResumeHow
 from launcher.errors import LauncherError, SubmissionError
-from launcher.failures import text
+from launcher.failures import messages
 from launcher.failures.codes import NextReason, StopReason
 from launcher.files.shared_files import Ok, is_transient, retry_read
 from launcher.plan.plan import JobPlan
-from launcher.runs import lease, saves
+from launcher.runs import lease, user_checkpoints
 from launcher.runs.directory import Attempt, Events, Run, current_attempt
 from launcher.runs.events import (
     Continues,
@@ -84,7 +84,9 @@ def decide(
         return stays(What.STAYS, NextReason.RESUME_NEVER)
     before = [-1, *steps[:-1]]
     if len(steps) > 1 and all(now <= then for now, then in zip(steps[-2:], before[-2:], strict=True)):
-        where = {"saves_in": saves.describe_locations(plan)} if plan.own_code else {"step": max(steps[-1], 0)}
+        where = (
+            {"saves_in": user_checkpoints.describe_locations(plan)} if plan.own_code else {"step": max(steps[-1], 0)}
+        )
         return stays(What.GIVEN_UP, NextReason.NO_PROGRESS, limit=plan.time, **where)
     if attempt + 1 >= plan.resume.max_attempts:
         return stays(What.GIVEN_UP, NextReason.MAX_ATTEMPTS, attempts=attempt + 1)
@@ -133,7 +135,7 @@ def main(run_dir: str, stop_requested: bool) -> int:
         # The run may have been cancelled, or have saved progress that cannot be read: do not continue it or give it up.
         found = stays(What.STAYS, NextReason.UNREADABLE, error=str(error))
     events(found)
-    what, why = What[found.what.upper()], text.of_next(found)
+    what, why = What[found.what.upper()], messages.of_next(found)
     lines = {
         What.ELSEWHERE: f"continues: {why}", What.HERE: "continues", What.STAYS: f"is stopped: {why}",
         What.GIVEN_UP: f"has failed: {why}",
@@ -179,8 +181,14 @@ def _saved(plan: JobPlan, attempt: Attempt, before: Sequence[Stopped]) -> int | 
     began = first(attempt.latest_events(), Started)
     enough = math.inf if began is None else max([int(began.time * 1e9), *(each.saved for each in before)])
     left = time_left(os.environ)
-    seconds = saves.SCAN_TIMEOUT if left is None else min(saves.SCAN_TIMEOUT, max(left.seconds / 2, 3.0))
-    found = retry_read(lambda: saves.newest(plan, enough, seconds), plan.checkpoint.dir, retry_seconds=seconds)
+    seconds = (
+        user_checkpoints.SCAN_TIMEOUT
+        if left is None
+        else min(user_checkpoints.SCAN_TIMEOUT, max(left.seconds / 2, 3.0))
+    )
+    found = retry_read(
+        lambda: user_checkpoints.newest(plan, enough, seconds), plan.checkpoint.dir, retry_seconds=seconds
+    )
     return found.value if isinstance(found, Ok) else None
 
 

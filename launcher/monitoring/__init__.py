@@ -4,6 +4,6 @@ It may import schedulers, runs and what is below them.
 
 - `run_status`: the rules that decide a run's state (queued, running, done, lost, ...) from its files and its job's
   state; queries each scheduler for all jobs at once, how often, and why it failed; cancels runs
-- `sweep`: states of a sweep's points, and their counts; its arrays and pilots that are not over, and how many elements
-  of an array may run at once
+- `sweep_status`: states of a sweep's points, and their counts; its arrays and pilots that are not over, and how many
+  elements of an array may run at once
 """

@@ -27,7 +27,7 @@
 A scheduler is queried only for what the files leave open, in this order:
 
 1. all jobs of the user (`squeue`, or `scontrol` if that fails, or `qstat`). Commands share these replies
-   (launcher/schedulers/query_cache.py);
+   (launcher/schedulers/job_cache.py);
 2. how those jobs ended that it no longer lists, if the run's files do not say it (`sacct`, or the job history of PBS).
 
 If the scheduler does not respond, or has no record of a job, the run's files alone decide.
@@ -65,16 +65,16 @@ from launcher.files import ownership
 from launcher.files.shared_files import exists, is_transient, unwrap
 from launcher.formatting import log_line
 from launcher.plan.plan import JobPlan
-from launcher.runs import claims
-from launcher.runs.claims import Boards, Claims, EntryKind, State
+from launcher.runs import point_claims
 from launcher.runs.directory import TOKEN, Run, chain_tokens
 from launcher.runs.events import CancelFailed, Cancelled, Progress, Refused, StopRequested, Submitted, Submitting
 from launcher.runs.history import RunHistory, process_of, read_history
 from launcher.runs.lease import SILENCE, only_submitter
+from launcher.runs.point_claims import Boards, Claims, EntryKind, State
 from launcher.runs.sweep_directory import Sweep, sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, JobState, Queries, QueryError, SchedulerJob, state_text
-from launcher.schedulers.query_cache import QUICKEST, JobSnapshot, SharedSnapshot, interval, take_snapshot
+from launcher.schedulers.job_cache import QUICKEST, JobSnapshot, SharedSnapshot, interval, take_snapshot
 from launcher.structs import Struct
 
 SCHEDULER_INTERVAL = QUICKEST  # shortest time for which a scheduler's reply is fresh, in seconds
@@ -621,7 +621,7 @@ def of_point(run: Run, boards: Boards) -> JobState | None:
 
 
 def is_packed(run: Run) -> bool:
-    return run.path.name.isdecimal() and unwrap(exists(run.path.parent / claims.CLAIMS))
+    return run.path.name.isdecimal() and unwrap(exists(run.path.parent / point_claims.CLAIMS))
 
 
 def rerun(run: Run) -> str:

@@ -1,6 +1,6 @@
 """A slot manager: the rank of a pilot that runs points on its node, as many at once as the node has slots.
 
-For each free slot it claims the next point (launcher/runs/claims.py; there is no server), and forks the point's
+For each free slot it claims the next point (launcher/runs/point_claims.py; there is no server), and forks the point's
 process, so that torch is loaded already. If a slot manager is killed, the kernel kills its points with it, and another
 slot manager takes them over.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher import errors, processes
-from launcher.agent.control import Signals
+from launcher.agent.connection import Signals
 from launcher.agent.supervisor import StopChecker
 from launcher.agent.workers import preload
 from launcher.errors import LauncherError, UnavailableError
@@ -31,11 +31,11 @@ from launcher.formatting import log_line
 from launcher.pilots import point_fork
 from launcher.pilots.point_fork import Slot, slots_of_node
 from launcher.processes import Process, namespace
-from launcher.runs import claims
 from launcher.runs import events as kinds
-from launcher.runs.claims import Claims, EntryKind, Manager, PointLog, SeenManager, State
+from launcher.runs import point_claims
 from launcher.runs.directory import Attempt, Events, current_attempt
 from launcher.runs.lease import HolderWatch
+from launcher.runs.point_claims import Claims, EntryKind, Manager, PointLog, SeenManager, State
 from launcher.runs.sweep_directory import Packing, SearchRecord, Sweep, SweepManifest, TrialState
 from launcher.schedulers.topology import hosts_in
 from launcher.worker import heartbeat
@@ -124,7 +124,7 @@ class SlotManager:
         count = self._search.count() if self._search else len(manifest.points)
         self._board = Board(self._claims, count, mine, host, packing.lease)
         # The file that asks all slot managers of this attempt of the pilot to stop their points
-        self._stops = sweep.path / claims.MANAGERS / f".{mine.pilot}-{mine.attempt}.stops"
+        self._stops = sweep.path / point_claims.MANAGERS / f".{mine.pilot}-{mine.attempt}.stops"
         self._checker = StopChecker(plan, environ, first=self._leads, now=time.monotonic())
         self._stopping: StopReason | None = None
         self._cancelled = self._left_out = False
@@ -275,13 +275,12 @@ class SlotManager:
         self._board.changed()
         self._outcomes.append((each.point, kind))
         self._note(kinds.PointEnded(point=each.point, slot=each.slot.number, code=code, kind=kind.value))
-        if kind is EntryKind.FAILED and claims.left_out(self._outcomes, self._board.others_done):
+        if kind is EntryKind.FAILED and point_claims.left_out(self._outcomes, self._board.others_done):
             self._left_out = True
             failed = tuple(point for point, kind in self._outcomes if kind is EntryKind.FAILED)
-            self._note(kinds.NodeLeftOut(points=failed[-claims.SEVERAL :]))
-            log_line(
-                f"{self._host} runs no more points: {failed[-claims.SEVERAL :]} failed here, others elsewhere did not"
-            )
+            last = failed[-point_claims.SEVERAL :]
+            self._note(kinds.NodeLeftOut(points=last))
+            log_line(f"{self._host} runs no more points: {last} failed here, others elsewhere did not")
 
     def _tell_search(self, each: Running, kind: EntryKind) -> None:
         # Reports the end of a point to the search, unless it will be retried. Call it before writing the point's log:
@@ -336,7 +335,7 @@ class SlotManager:
         lease = self._packing.lease
         late = now - self._beaten > lease / 2
         if now >= self._next_beat:
-            self._next_beat = now + claims.heartbeat_seconds(lease)
+            self._next_beat = now + point_claims.heartbeat_seconds(lease)
             with contextlib.suppress(OSError):
                 self._claims.beat(self._mine)
                 self._beaten = time.monotonic()
@@ -535,7 +534,7 @@ class Board:
             for log in self.logs.values()
         )
         before = list(self._free)
-        self._free = deque(claims.next_points(
+        self._free = deque(point_claims.next_points(
             self.logs, self.count, self._mine, part=(managers.index(self._mine), len(managers)), hosts=hosts,
             live={hosts[each] for each in managers}, taken_over=held,
         ))  # fmt: skip
@@ -560,10 +559,10 @@ class Board:
             else:
                 watch.look(each, sign, now)
             seen = each, self._mine, other.alive(), watch.unchanged, self._lease
-            if claims.may_take_over(*seen):
+            if point_claims.may_take_over(*seen):
                 dead.add(each)
             else:
                 live.add(each)
-                if not claims.may_leave(*seen):
+                if not point_claims.may_leave(*seen):
                     awaited.add(each)
         return dead, live, awaited

@@ -19,15 +19,15 @@ from launcher.agent.workers import take_streams
 from launcher.binding import hardware, masks
 from launcher.binding.masks import DeviceError, RankDevices
 from launcher.errors import NO_RETRY, LauncherError, UnavailableError
-from launcher.failures import text
+from launcher.failures import messages
 from launcher.failures.codes import FaultCode
 from launcher.files import run_files
 from launcher.formatting import log_line, plural
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Ended, Fault, Started
 from launcher.schedulers import topology
-from launcher.worker import rank_report
+from launcher.worker import exit_report
 
 # -- Divides the CPUs and GPUs of a node among its slots. Pure, except that `slots_of_node` reads this node's hardware
 
@@ -145,12 +145,12 @@ def close(attempt: Attempt, number: int, host: str, *, asked: bool) -> None:
 
     asked: whether the process was asked to stop before; if not, the signal is recorded as a fault, too.
     """
-    if any(event["event"] == Ended.event for event in event_file.read(attempt.events_file("script"))):
+    if any(event["event"] == Ended.event for event in event_files.read(attempt.events_file("script"))):
         return
     if not asked:
-        name = text.signal_name(number)
-        event_file.append(attempt.events_file("script"), Fault(code=FaultCode.SIGNALLED, host=host, signal=name))
-    event_file.append(attempt.events_file("script"), Ended(code=128 + number))
+        name = messages.signal_name(number)
+        event_files.append(attempt.events_file("script"), Fault(code=FaultCode.SIGNALLED, host=host, signal=name))
+    event_files.append(attempt.events_file("script"), Ended(code=128 + number))
 
 
 def _run(attempt: Attempt, slot: Slot, host: str, manager: int) -> NoReturn:
@@ -158,7 +158,7 @@ def _run(attempt: Attempt, slot: Slot, host: str, manager: int) -> NoReturn:
     try:
         processes.die_with_parent(manager)
         signal.set_wakeup_fd(-1)
-        rank_report.begin_process()
+        exit_report.begin_process()
         path = attempt.run.path / f"output-{os.environ.get('LAUNCHER_JOB_ID', '')}.log"
         output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         take_streams(output, output)
@@ -170,16 +170,16 @@ def _run(attempt: Attempt, slot: Slot, host: str, manager: int) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        rank_report.end_process(code)
+        exit_report.end_process(code)
     raise AssertionError("it has ended")
 
 
 def _recorded(attempt: Attempt, slot: Slot, host: str) -> int:
     run, job = attempt.run, os.environ.get("LAUNCHER_JOB_ID", "")
     run_files.write(run.path / LEASE, f"{job} {attempt.number} {host}\n", sync=False)
-    event_file.append(attempt.events_file("script"), Started(job=job, host=host, output=os.fstat(1).st_size))
+    event_files.append(attempt.events_file("script"), Started(job=job, host=host, output=os.fstat(1).st_size))
     code = _agent(attempt, slot, host)
-    event_file.append(attempt.events_file("script"), Ended(code=code))
+    event_files.append(attempt.events_file("script"), Ended(code=code))
     return code
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 from launcher import bounds, redaction
 from launcher.binding import masks as binding
 from launcher.config import schema
-from launcher.config.hydra_text import key_of, quoted, texts
+from launcher.config.overrides import key_of, quoted, texts
 from launcher.config.schema import Backend, Config, Form, LaunchMode, ResumeHow, Runtime
 from launcher.errors import ConfigError, near
 from launcher.files.json_types import as_json

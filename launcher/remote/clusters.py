@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import bounds
-from launcher.config.hydra_text import key_of
+from launcher.config.overrides import key_of
 from launcher.config.profiles import default, own_folder
 from launcher.errors import ConfigError, LauncherError, near
 from launcher.files import run_files

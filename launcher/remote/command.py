@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher import __version__
-from launcher.config.hydra_text import key_of
+from launcher.config.overrides import key_of
 from launcher.environment.repository import CodeFile, Tree, check, commit_of, digest_of, listed, read_file, tree, within
 from launcher.errors import BAD_INPUT, ConfigError, RunError, SubmissionError
 from launcher.files import ownership, run_files

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import processes
-from launcher.failures import text
+from launcher.failures import messages
 from launcher.failures.codes import FaultCode
 from launcher.files import run_files
 from launcher.files.shared_files import exists, explain, unwrap
@@ -46,7 +46,7 @@ class RendezvousError(RuntimeError):
     def __init__(self, fault: Fault, *, from_leader: bool = False, final: bool = False) -> None:
         # from_leader: whether the leader refused this agent, and reports the fault to the user itself. final: whether a
         # retry is useless, because the leader has decided
-        super().__init__(text.of_fault(fault))
+        super().__init__(messages.of_fault(fault))
         self.fault, self.from_leader, self.final = fault, from_leader, final or from_leader
 
     def __reduce__(self) -> Any:
@@ -190,11 +190,11 @@ class Arrivals:
             return None
         leader = self.places[self.leader]
         missing = tuple(accuse(self.places[index]) for index in sorted(self.wanted) if index not in self.arrived)
-        arrived, there = len(self.arrived), text.node_of(leader.host, leader.node)
-        message = f"{text.agents(missing)} did not reach {there} in time: {arrived} of {len(self.wanted)} arrived"
+        arrived, there = len(self.arrived), messages.node_of(leader.host, leader.node)
+        message = f"{messages.agents(missing)} did not reach {there} in time: {arrived} of {len(self.wanted)} arrived"
         return Fault(
             code=FaultCode.RENDEZVOUS_TIMEOUT if missing else FaultCode.TOO_FEW, host=leader.host, node=leader.node,
-            accused=missing, message=message if missing else text.too_few(arrived, self.least),
+            accused=missing, message=message if missing else messages.too_few(arrived, self.least),
         )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.checkpoint import format as checkpoints
 from launcher.errors import RunError
-from launcher.failures import text as texts
+from launcher.failures import messages as texts
 from launcher.files.json_types import misfit
 from launcher.files.shared_files import read_json, unwrap
 from launcher.formatting import clean, long_size, plural, si
@@ -305,7 +305,7 @@ def _columns(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, ...], tupl
     return tuple(step for step, _ in points), tuple(value for _, value in points)
 
 
-# -- The results of a benchmark of the interconnect (RUN/results.json; workloads/results.py documents the format)
+# -- The results of a benchmark of the interconnect (RUN/results.json; by workloads/benchmark_results.py)
 
 
 FORMAT = 1

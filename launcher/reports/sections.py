@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import Any
 
 from launcher import __version__
-from launcher.failures import text
+from launcher.failures import messages
 from launcher.formatting import clean, long_size, plural, si
-from launcher.monitoring.sweep import LIVE, placed
+from launcher.monitoring.sweep_status import LIVE, placed
 from launcher.plan import build
 from launcher.redaction import HIDDEN, is_secret, public
 from launcher.reports.collect import (
@@ -145,7 +145,7 @@ def _attempt_row(run: RunData, number: int, events: Sequence[Entry]) -> tuple[st
     met, progress, started = last(events, Met), last(events, Progress), last(events, Started)
     how = str(ended.code) if ended else "-"
     if how != "0" and why is not None:
-        how += f": {text.of_fault(why) if isinstance(why, Fault) else text.of_stop(why)}"
+        how += f": {messages.of_fault(why) if isinstance(why, Fault) else messages.of_stop(why)}"
     return (
         str(number), value_text(met and met.ranks), value_text(progress and progress.step), span_text(waited),
         span_text(ran), how, started.job if started else "-",

@@ -50,7 +50,7 @@ from typing import TYPE_CHECKING, Any
 from launcher import bounds
 from launcher.config.schema import ResumeHow
 from launcher.errors import NO_RETRY, RESUME, ConfigError, RunError, UnavailableError
-from launcher.failures import text
+from launcher.failures import messages
 from launcher.failures.codes import FaultCode
 from launcher.files import ownership, run_files
 from launcher.files.json_types import misfit
@@ -68,7 +68,7 @@ from launcher.files.shared_files import (
     unwrap,
 )
 from launcher.formatting import log_line
-from launcher.runs import event_file, live_index
+from launcher.runs import event_files, live_index
 from launcher.runs.events import Bound, Event, Fault, Submitting
 from launcher.structs import Struct, replace
 
@@ -231,7 +231,7 @@ class Run(Struct):
         """Appends an event to the submitter's journal; with `sync`, waits until it is on disk."""
         if isinstance(event, Submitting):
             live_index.add(self.path.parent if self.is_point else self.path)
-        event_file.append(self.path / "journal.jsonl", event, sync=sync)
+        event_files.append(self.path / "journal.jsonl", event, sync=sync)
 
     def link(self, index: Path, *, latest: bool = True) -> None:
         """Links the run as its id in `index`, and as `latest` there and beside it; errors are ignored."""
@@ -382,7 +382,7 @@ class Attempt(Struct):
         return self._events(whole=True)
 
     def latest_events(self, *, bindings: bool = False) -> list[dict[str, Any]]:
-        """Returns the same as `events`, but of what grows with the run only the ends (`event_file.read_ends`).
+        """Returns the same as `events`, but of what grows with the run only the ends (`event_files.read_ends`).
 
         bindings: whether the events `bound` are wanted, which take most of the time, as each has all ranks of a node.
         """
@@ -395,7 +395,7 @@ class Attempt(Struct):
         for name in sorted(name for name in found if name.endswith(".jsonl")):
             writer = name.removesuffix(".jsonl")
             path, ends = f"{folder}/{name}", writer in GROWING and not whole
-            for event in event_file.read_ends(path) if ends else event_file.read(path, without=without):
+            for event in event_files.read_ends(path) if ends else event_files.read(path, without=without):
                 event["writer"] = writer
                 events.append(event)
         return sorted(events, key=itemgetter("time"))
@@ -457,7 +457,7 @@ def _require_regular(path: Path) -> None:
 
 def _wrong_lines(path: str, *, ends: bool = False) -> list[str]:
     try:
-        return event_file.problems(path, ends=ends)
+        return event_files.problems(path, ends=ends)
     except UnavailableError:
         raise
     except RunError as error:
@@ -512,7 +512,7 @@ class Events:
 
     def _append(self, path: Path, event: Event) -> bool:
         try:
-            event_file.append(path, event)
+            event_files.append(path, event)
         except (TypeError, ValueError) as error:
             if event.event not in self._refused:
                 log_line(f"an event {event.event} is not written to {path}: {error}", sys.stdout)
@@ -532,7 +532,7 @@ def report_start_failure(
     code = RESUME if is_transient(error) else NO_RETRY
     host = socket.gethostname()
     fault = Fault(code=what, host=host, error=str(error), ends_with=code)
-    print(f"launcher: {text.of_fault(fault)}", file=sys.stderr, flush=True)
+    print(f"launcher: {messages.of_fault(fault)}", file=sys.stderr, flush=True)
     if attempt := current_attempt():
         Events(attempt, f"{writer}-{host}-{os.getpid()}")(fault)
         # If all nodes are needed, the other agents are killed while they wait; otherwise they write the code later.

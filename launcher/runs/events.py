@@ -1,6 +1,6 @@
 """The kinds of events, one class each. Event files are written from these classes, and checked against them.
 
-An event is invalid if a required field is missing or has another type (`event_file.problems`). Unknown fields, codes
+An event is invalid if a required field is missing or has another type (`event_files.problems`). Unknown fields, codes
 and kinds, which a newer version may have written, are valid. Events are read as dicts; `every`, `first` and `last`
 convert those of one kind to its class, and code that reads many events (`progress`) uses the dicts.
 """
@@ -262,7 +262,7 @@ NOTHING = Observation()
 
 
 class CheckEnded(Open):
-    """The result of one check of a preflight on one node; see `launcher.agent.node_checks.NodeCheck`."""
+    """The result of one check of a preflight on one node; see `launcher.agent.preflight_checks.NodeCheck`."""
 
     name: str
     level: str
@@ -309,7 +309,7 @@ class Accused(Open):
 
 
 class Fault(Event, kind="fault"):
-    """Ranks failed, or could not be started; `launcher.failures.text.of_fault` returns its text for the user."""
+    """Ranks failed, or could not be started; `launcher.failures.messages.of_fault` returns its text for the user."""
 
     code: codes.FaultCode = codes.FaultCode.UNKNOWN
     host: str = ""  # where the fault happened or, if that is unknown, was reported
@@ -326,7 +326,7 @@ class Fault(Event, kind="fault"):
     seconds: float | None = None
     step: int | None = None  # that the run had done; -1: none
     traceback: str | None = None
-    memory: Mapping[str, int] | None = None  # bytes used and allowed, number of kills; see `launcher.agent.rank_status`
+    memory: Mapping[str, int] | None = None  # bytes used and allowed, number of kills; `agent.rank_progress`
     ends_with: int | None = None  # the attempt's exit code; None: the fault does not end it
 
 
@@ -347,7 +347,7 @@ class SetupFailed(Event, kind="setup_failed"):
 
 
 class Stop(Event, kind="stop"):
-    """An attempt ends early, and can be resumed; `launcher.failures.text.of_stop` makes text for the user from it."""
+    """An attempt ends early, and can be resumed; `failures.messages.of_stop` makes text for the user from it."""
 
     reason: codes.StopReason = codes.StopReason.UNKNOWN
     host: str = ""  # that noticed the reason first
@@ -377,7 +377,7 @@ class Stopped(Event, kind="stopped"):
 
 
 class Continues(Event, kind="continues"):
-    """The run continues with another attempt. `launcher.failures.text.of_next` makes its text."""
+    """The run continues with another attempt. `launcher.failures.messages.of_next` makes its text."""
 
     what: str  # `here` (in this job) or `elsewhere` (in another job)
     reason: codes.NextReason = codes.NextReason.UNKNOWN
@@ -385,7 +385,7 @@ class Continues(Event, kind="continues"):
 
 
 class Stays(Event, kind="stays"):
-    """The run does not continue by itself. `launcher.failures.text.of_next` makes its text."""
+    """The run does not continue by itself. `launcher.failures.messages.of_next` makes its text."""
 
     what: str  # `stays` (as wanted, or it cannot continue now) or `given_up` (no progress, or too many attempts)
     reason: codes.NextReason = codes.NextReason.UNKNOWN
@@ -398,7 +398,7 @@ class Stays(Event, kind="stays"):
     error: str | None = None  # that prevents another attempt
 
 
-# -- the journal of a slot manager (launcher/runs/claims.py decides the state of a point)
+# -- the journal of a slot manager (launcher/runs/point_claims.py decides the state of a point)
 
 
 class ManagerBegan(Event, kind="manager_began"):
@@ -424,7 +424,7 @@ class PointEnded(Event, kind="point_ended"):
     point: int
     slot: int
     code: int  # exit code of the process; -N: signal N killed it
-    kind: str  # a value of `launcher.runs.claims.Kind` (`done`, `failed`, `released`)
+    kind: str  # a value of `launcher.runs.point_claims.Kind` (`done`, `failed`, `released`)
 
 
 class NodeLeftOut(Event, kind="node_left_out"):
@@ -441,17 +441,17 @@ class ManagerEnded(Event, kind="manager_ended"):
     """A slot manager has ended; the last event of its journal."""
 
 
-# -- conversion from and to the dicts that `event_file.read` yields
+# -- conversion from and to the dicts that `event_files.read` yields
 
 
 def from_entry(entry: Mapping[str, Any]) -> Event:
-    """Converts a dict from `event_file.read` to an event. Raises KeyError if this version does not know its kind."""
+    """Converts a dict from `event_files.read` to an event. Raises KeyError if this version does not know its kind."""
     event: Event = from_json(entry, TYPES[entry["event"]])
     return event
 
 
 def known(entries: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
-    """Converts dicts from `event_file.read` to events, and yields those of kinds that this version knows."""
+    """Converts dicts from `event_files.read` to events, and yields those of kinds that this version knows."""
     return (from_entry(entry) for entry in entries if entry["event"] in TYPES)
 
 

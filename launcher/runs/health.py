@@ -11,7 +11,7 @@ from typing import Any
 from launcher.binding import masks
 from launcher.binding.hardware import Node
 from launcher.failures.codes import PreflightThen, Unbound
-from launcher.failures.text import of_unused_gpus
+from launcher.failures.messages import of_unused_gpus
 from launcher.formatting import name_ranks, plural, ranges
 from launcher.runs import events
 from launcher.runs.events import Bound, BoundRank, GpusUnused, Preflighted, every

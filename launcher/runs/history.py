@@ -14,7 +14,7 @@ from launcher.files import run_files
 from launcher.files.shared_files import retry_read, unwrap
 from launcher.formatting import ranges
 from launcher.processes import Process
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.sweep_directory import RECORD, Sweep, element_id, sweep_of
@@ -23,7 +23,7 @@ from launcher.structs import Struct
 
 def journal_events(run: Run) -> list[dict[str, Any]]:
     """Returns the events of a run's journal as dicts, oldest first; for a point, with the submissions of its arrays."""
-    own = list(event_file.read(f"{run.path}/journal.jsonl"))
+    own = list(event_files.read(f"{run.path}/journal.jsonl"))
     if not run.is_point:
         return own
     return sorted([*_submitted_with(run), *own], key=lambda event: float(event["time"]))
@@ -49,14 +49,14 @@ def _entries(sweep: Sweep, _inode: int, _size: int) -> dict[int, list[dict[str, 
     # Cached until the journal's inode or size changes, so that reading all points of a sweep parses it once
     entries: dict[int, list[dict[str, Any]]] = {}
     for each in sweep.submissions():
-        began = event_file.entry(
+        began = event_files.entry(
             kinds.Submitting(time=each.time, token=each.token, points=ranges(each.points), by_hand=each.by_hand)
         )
         for number, index in enumerate(each.points):
             found = entries.setdefault(index, [])
             found.append(began)
             if each.job is not None:
-                found.append(event_file.entry(kinds.Submitted(time=each.time, job=element_id(each.job, number))))
+                found.append(event_files.entry(kinds.Submitted(time=each.time, job=element_id(each.job, number))))
     return entries
 
 

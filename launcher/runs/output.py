@@ -18,7 +18,7 @@ from launcher import bounds
 from launcher.errors import UnavailableError
 from launcher.files import run_files
 from launcher.files.shared_files import explain, is_transient, retry_read, unwrap
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Started, first
 from launcher.structs import Struct
@@ -117,7 +117,7 @@ class Part(Struct):
 
 def start_of(attempt: Attempt) -> Started | None:
     """Returns where the output of an attempt begins; None: its script has not written the event yet."""
-    return first(event_file.read(attempt.events_file("script")), Started)
+    return first(event_files.read(attempt.events_file("script")), Started)
 
 
 def file_names(job: str | None) -> list[str]:

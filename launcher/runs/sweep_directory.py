@@ -8,7 +8,7 @@
       arrays/TOKEN.environment.sh   on PBS: the submitter's environment that the array's jobs inherit
       code/                 with env.snapshot: the code that the points execute
       points                requests to run points on this machine (launcher/sweeps/local_points.py)
-      claims/, managers/    of a packed sweep: which pilot runs which point (launcher/runs/claims.py)
+      claims/, managers/    of a packed sweep: which pilot runs which point (launcher/runs/point_claims.py)
       search/               of a search:
         settings.json       what is searched, and how; written by the submitter
         template.json       from which the record of each point is made (launcher/search/points.py)
@@ -33,14 +33,14 @@ from pathlib import Path
 from typing import Any
 
 from launcher import bounds
-from launcher.config.hydra_text import key_of
+from launcher.config.overrides import key_of
 from launcher.config.search_space import Dimension, Goal, Method
 from launcher.errors import ConfigError, NoRunError, RunError
 from launcher.files import ownership, run_files
 from launcher.files.json_types import as_json, from_json, misfit
 from launcher.files.shared_files import exists, read_bytes, read_json, read_text, unwrap
 from launcher.formatting import long_size, ranges
-from launcher.runs import directory, event_file, events, live_index
+from launcher.runs import directory, event_files, events, live_index
 from launcher.runs.directory import Run
 from launcher.runs.events import Event, Refused, Submitted, Submitting, every
 from launcher.structs import Struct
@@ -181,7 +181,7 @@ class Sweep(Struct):
         """Appends an event to the submitter's journal, and waits until it is on disk."""
         if isinstance(event, Submitting):
             live_index.add(self.path)
-        event_file.append(self.path / "journal.jsonl", event, sync=True)
+        event_files.append(self.path / "journal.jsonl", event, sync=True)
 
     def submitting(self, token: str, points: Sequence[int], *, by_hand: bool = False) -> None:
         self.journal(Submitting(token=token, points=ranges(points), by_hand=by_hand))
@@ -195,12 +195,12 @@ class Sweep(Struct):
 
     def tokens(self) -> set[str]:
         """Returns the tokens of all arrays whose submission was ever started."""
-        return {event.token for event in every(event_file.read(self.path / "journal.jsonl"), Submitting)}
+        return {event.token for event in every(event_files.read(self.path / "journal.jsonl"), Submitting)}
 
     def submissions(self) -> list[Submission]:
         """Returns the arrays that were submitted, oldest first; unconfirmed ones have no job id."""
         found: dict[str, Submission] = {}
-        for event in events.known(event_file.read(self.path / "journal.jsonl")):
+        for event in events.known(event_files.read(self.path / "journal.jsonl")):
             if isinstance(event, Submitting):
                 try:
                     points = _parse_points(event.points or "")

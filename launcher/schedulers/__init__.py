@@ -9,7 +9,7 @@ other.
   the allocation of this shell
 - `qsub`: what PBS and Grid Engine share: which of them qsub belongs to, submission, qsub's options
 - `run_command`: runs a scheduler's command with a timeout; submits a job exactly once, and the next job of a run
-- `query_cache`: caches the list of the user's jobs for all commands on this machine
+- `job_cache`: caches the list of the user's jobs for all commands on this machine
 - `executor`: the submitit executors that submit runs and job arrays; states of jobs
 - `templates`: loads the templates of job scripts, quotes what they print, validates a profile's extra options
 - `topology`: rank, world size and hosts from the variables of srun, mpiexec, torchrun and others; node lists

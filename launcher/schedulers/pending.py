@@ -86,7 +86,7 @@ class Explanation(Struct):
     """Why a run is in its current state, usually why it is pending."""
 
     run: str  # id of the run
-    state: str  # state of launcher/monitoring/run_status.py, or of launcher/monitoring/sweep.py for a sweep's points
+    state: str  # of launcher/monitoring/run_status.py, or of launcher/monitoring/sweep_status.py for a sweep's points
     why: Why  # code of the reason
     job: str | None = None  # id of the run's job; None if it has none
     facts: PendingFacts = PendingFacts()  # the facts behind `why`

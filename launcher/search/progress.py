@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher.config.search_space import Goal, size
 from launcher.errors import near
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs.directory import Run
 from launcher.runs.events import Ended, Evaluated, Progress, Started, known
 from launcher.runs.sweep_directory import Journal, SearchRecord, SearchSettings, Sweep, TrialRecord, TrialState
@@ -127,7 +127,7 @@ class PointReports:
         before = -1
         while before != self._offset:  # it reads a bounded number of bytes each time
             before = self._offset
-            events, self._offset = event_file.read_on(attempts[-1].events_file("rank-0"), before)
+            events, self._offset = event_files.read_on(attempts[-1].events_file("rank-0"), before)
             found = reports_in(events, self.objective, self._total)
             if found:
                 self.steps, _, self._total = found[-1]
@@ -142,7 +142,7 @@ def seconds_of(run: Run) -> float:
     attempts = run.attempts()
     for attempt in attempts:
         began, ended = 0.0, None
-        for event in known(event_file.read(attempt.events_file("script"))):
+        for event in known(event_files.read(attempt.events_file("script"))):
             began = event.time if isinstance(event, Started) else began
             ended = event.time if isinstance(event, Ended) else ended
         if ended is None:  # the attempt runs, or was killed with its node

@@ -21,7 +21,7 @@ from typing import Any
 from launcher.errors import ConfigError, RunError, near
 from launcher.files import ownership, run_files
 from launcher.files.shared_files import list_names, read_text, unwrap
-from launcher.monitoring import sweep as sweep_live
+from launcher.monitoring import sweep_status as sweep_live
 from launcher.monitoring.run_status import JobMonitor, RunState, queries, status_of
 from launcher.plan.plan import JobPlan
 from launcher.runs import lookup, sweep_directory

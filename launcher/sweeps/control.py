@@ -19,7 +19,7 @@ from launcher.errors import LauncherError, RunError
 from launcher.formatting import ranges
 from launcher.job.wait_for_others import submit_released
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, cancel_point, cancelled, forget, queries
-from launcher.monitoring.sweep import (
+from launcher.monitoring.sweep_status import (
     STARTED,
     PointStatus,
     live_arrays,

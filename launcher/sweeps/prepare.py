@@ -29,7 +29,7 @@ from launcher.paths import with_ending
 from launcher.plan import limits
 from launcher.plan.build import check_name, refuse_unusable
 from launcher.plan.plan import PILOT_ENTRY, JobPlan, Workload, from_dict, keys_of, plan_misfit
-from launcher.runs import claims, directory, sweep_directory
+from launcher.runs import directory, point_claims, sweep_directory
 from launcher.runs.sweep_directory import Packing, SearchRecord, SearchSettings, Sweep, SweepManifest
 from launcher.search.points import template_of
 from launcher.search.progress import look
@@ -338,7 +338,7 @@ def packing_of(config: Config, plan: JobPlan) -> Packing | None:
     return Packing(
         pilots=sweep.pack or 1, nodes=sweep.nodes or 1, slots=slots,
         gpus=slots * plan.gpus_per_node if sweep.gpus is None else sweep.gpus, gpus_per_point=plan.gpus_per_node,
-        cpus_per_point=plan.cpus_per_node, retries=sweep.retries, lease=claims.LEASE,
+        cpus_per_point=plan.cpus_per_node, retries=sweep.retries, lease=point_claims.LEASE,
     )  # fmt: skip
 
 
@@ -348,7 +348,7 @@ def plan_of(point: JobPlan, sweep: Sweep, packing: Packing, number: int) -> JobP
     params: dict[str, Any] = {
         "name": "pilot", "entry": PILOT_ENTRY, "min_ranks": 1, "backend": "gloo", "device": "cpu", "seed": point.seed,
         "hook": None, "target": None, "kwargs": {"sweep": str(sweep.path), "pilot": number}, "init": False,
-        "checkpoint": f"{sweep.path}/{claims.CLAIMS}",  # so a new claim counts as progress when the pilot is requeued
+        "checkpoint": f"{sweep.path}/{point_claims.CLAIMS}",  # new claims count as progress when the pilot is requeued
     }  # fmt: skip
     workload = Workload(name="pilot", entry=PILOT_ENTRY, backend="gloo", device="cpu", kind="Function", params=params)
     return dataclasses.replace(

@@ -26,15 +26,15 @@ from launcher.errors import ConfigError, SubmissionError
 from launcher.files.shared_files import exists, unwrap
 from launcher.formatting import plural
 from launcher.monitoring.run_status import JobMonitor, RunState, queries, status_of
-from launcher.monitoring.sweep import LiveArray, live_jobs, live_pilots, point_statuses, throttle_each
+from launcher.monitoring.sweep_status import LiveArray, live_jobs, live_pilots, point_statuses, throttle_each
 from launcher.paths import default_runs_dir, own_module
 from launcher.plan.plan import JobPlan
-from launcher.runs import event_file, events, live_index
-from launcher.runs.claims import Claims, EntryKind, PointLog, State
+from launcher.runs import event_files, events, live_index
 from launcher.runs.directory import Run, token_of
 from launcher.runs.events import ManagerEnded, ManagerIdle, Submitted, every
 from launcher.runs.history import journal_events, read_history
 from launcher.runs.lease import only_submitter
+from launcher.runs.point_claims import Claims, EntryKind, PointLog, State
 from launcher.runs.sweep_directory import SearchRecord, Sweep, SweepManifest
 from launcher.schedulers import registry
 from launcher.schedulers.base import BY_HAND, parts
@@ -488,7 +488,7 @@ def _pilot_state(sweep: Sweep, number: int, live: JobMonitor) -> RunState:
         if seen.state is not RunState.RUNNING or time.monotonic() >= give_up:
             return seen.state
         mine = [each for each in folder.managers() if (each.pilot, each.attempt) == (number, seen.history.attempt)]
-        found = [events for each in mine if (events := event_file.first_and_last(folder.journal(each)))]
+        found = [events for each in mine if (events := event_files.first_and_last(folder.journal(each)))]
         if not found or any(events[-1]["event"] not in LEAVING for events in found):
             return seen.state
         time.sleep(0.2)

@@ -7,7 +7,7 @@ interpreter a program needs, so it imports the standard library only.
 - `process_group`: joins the process group of the ranks, tells who is missing, sends objects through it with a MAC
 - `devices`: the device of a rank: GPU or CPU, its accelerator's calls, its threads; the network that NCCL uses
 - `script`: runs a script as `python` would, and reports how it failed; standard library only
-- `rank_report`: between a rank and its agent: the gate before it joins, and the report of its metrics or error
+- `exit_report`: between a rank and its agent: the gate before it joins, and the report of its metrics or error
 - `heartbeat`: what a rank shares with its agent in memory: heartbeats, and the agreement on the step of a stop
 - `hangs`: where ranks hang: their stacks, their CPU time, and NCCL's flight recorder
 - `stop`: stop requests in ranks; the settings of the run that trainings in its ranks need

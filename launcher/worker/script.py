@@ -6,7 +6,7 @@
 A rank that runs a Python program executes this file, in whatever interpreter the program needs (Python 3.8 or later,
 perhaps without torch or launcher). So it imports the standard library only, and only after it has removed its own
 folder from `sys.path`.
-Forked ranks (`rank_report`) also use the functions that turn an error into a report, and that recognise a lost rank.
+Forked ranks (`exit_report`) also use the functions that turn an error into a report, and that recognise a lost rank.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main(kind: str, target: str, *arguments: str) -> None:
 
 
 def error_report(error: BaseException, shown: Cut, lost_peer_words: str) -> dict[str, Any]:
-    """Returns the report of an error in JSON types: the fields of `rank_report.WorkerError`, and `time`."""
+    """Returns the report of an error in JSON types: the fields of `exit_report.WorkerError`, and `time`."""
     lost = lost_peer(error, lost_peer_words)
     return {
         "code": "lost peer" if lost else "usage" if _refuses_usage(error) else "raised",

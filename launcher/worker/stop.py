@@ -32,7 +32,7 @@ import torch.distributed as dist
 from launcher.config.scheduler_table import settings_class
 from launcher.config.schema import BestIs, ResumeHow
 from launcher.errors import LauncherError
-from launcher.failures import text
+from launcher.failures import messages
 from launcher.failures.codes import StopReason
 from launcher.formatting import log_line
 from launcher.plan.plan import Checkpoint, Resume, Train
@@ -238,7 +238,7 @@ class StopFlag:
             return CONTINUE
         if agreed.cause:
             self._agreed = agreed
-            return StopVerdict(text.of_stop(self._stop_event()), agreed.save)
+            return StopVerdict(messages.of_stop(self._stop_event()), agreed.save)
         return StopVerdict(None, agreed.save)
 
     def _stop_event(self) -> StopEvent:

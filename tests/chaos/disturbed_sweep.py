@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Collection
 
 from launcher.failures.codes import StopReason
-from launcher.runs.claims import Claims, EntryKind
 from launcher.runs.directory import Attempt
 from launcher.runs.events import Stop, every
+from launcher.runs.point_claims import Claims, EntryKind
 from launcher.runs.sweep_directory import Sweep
 from tests.launch import Launcher
 

@@ -29,10 +29,10 @@ from pathlib import Path
 
 from launcher.errors import UnavailableError
 from launcher.processes import Process
-from launcher.runs.claims import Claims, EntryKind, PointLog, State, fold
-from launcher.runs.event_file import read
+from launcher.runs.event_files import read
 from launcher.runs.events import ManagerBegan, every
 from launcher.runs.history import process_of
+from launcher.runs.point_claims import Claims, EntryKind, PointLog, State, fold
 from launcher.runs.sweep_directory import Sweep
 from tests.launch import PYTHON, ROOT, Launcher
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.paths import own_module
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs.history import journal_events
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.pbs.client import short
@@ -171,7 +171,7 @@ def _seen(sweep: Sweep) -> dict[str, int]:
     events = [
         event["event"]
         for path in (sweep.path, *sweep.path.glob("[0-9]*"))
-        for event in event_file.read(path / "journal.jsonl")
+        for event in event_files.read(path / "journal.jsonl")
     ]
     return {
         "manifest": int(sweep.recorded()), "points": len(list(sweep.path.glob("[0-9]*/record.json"))),

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from launcher import errors
-from launcher.failures import text
+from launcher.failures import messages
 from launcher.runs import events
 from launcher.runs.events import Restart
 from launcher.worker import hangs
@@ -251,7 +251,7 @@ def kernel_that_never_ends(machine: Machine) -> str:
     require(metrics == {"round": 1}, f"it was not started again in place: {metrics}")
     restart = events.from_values(Restart, machine.restarts()[0])
     require(restart.limit == "launch.hang_timeout", f"it was taken for something else: {restart}")
-    return text.of_fault(restart).partition(":")[0]
+    return messages.of_fault(restart).partition(":")[0]
 
 
 def sigterm_with_a_large_state(machine: Machine) -> str:

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from launcher import integrations
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs.directory import Attempt, Run
 from launcher.worker import process_group, stop
 from launcher.worker.tracking import Reporter
@@ -188,7 +188,7 @@ def test_a_metric_may_have_any_name(framework: str, tmp_path: Path, monkeypatch:
         callback.on_log(None, state, None, logs=metrics)
         callback.on_evaluate(None, state, None, metrics={f"eval_{name}": each for name, each in metrics.items()})
         callback.on_train_end(None, state, None)
-    told = [(each["step"], each["values"]) for each in event_file.read(attempt.events_file("rank-0"))]
+    told = [(each["step"], each["values"]) for each in event_files.read(attempt.events_file("rank-0"))]
     assert told == [(7, dict.fromkeys(metrics, 0.5))] * 2
     assert {name.removeprefix("eval_") for name in attempt.run.result() or ()} == metrics.keys()
 

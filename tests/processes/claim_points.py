@@ -14,8 +14,8 @@ from pathlib import Path
 from launcher import processes
 from launcher.pilots.manager import Board
 from launcher.processes import Process, namespace
-from launcher.runs.claims import Claims, EntryKind, Manager
 from launcher.runs.events import ManagerBegan
+from launcher.runs.point_claims import Claims, EntryKind, Manager
 
 
 def main(sweep: str, pilot: int, count: int, log: str) -> None:

@@ -16,8 +16,8 @@ from torch.distributed.checkpoint import DefaultLoadPlanner
 from launcher import Env, errors
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import saving as module
-from launcher.checkpoint.agreement import combined_error
 from launcher.checkpoint.checkpointer import Checkpointer
+from launcher.checkpoint.collectives import combined_error
 from launcher.checkpoint.folder import Retention
 from launcher.checkpoint.format import CannotRead, CheckpointError, Damaged, Manifest, Misfit
 from launcher.worker import main as rank

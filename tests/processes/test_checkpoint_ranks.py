@@ -18,7 +18,7 @@ from launcher import Env, errors
 from launcher.checkpoint import Checkpointer, merge, saving
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import loading as inspection
-from launcher.checkpoint.agreement import SavesFail
+from launcher.checkpoint.collectives import SavesFail
 from launcher.checkpoint.format import CheckpointError, SaveFailed
 from launcher.checkpoint.loading import read_contents
 from launcher.checkpoint.saving import Staging

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.processes import Process
-from launcher.runs.claims import Claims, State
+from launcher.runs.point_claims import Claims, State
 from tests.launch import ROOT
 
 POINTS, PROCESSES, KILLS = 150, 6, 30

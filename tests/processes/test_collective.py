@@ -18,8 +18,8 @@ from launcher import Env
 from launcher.config.schema import Collective
 from launcher.torch_compat import reduce_scatter_single
 from tests.processes.workload_ranks import RankResult, run_ranks
-from workloads import collective, operations, results, roof
-from workloads.keys import OPERATIONS, REDOPS, REDUCING, places_of
+from workloads import benchmark_results, collective, hardware_limits, operations
+from workloads.benchmark_keys import OPERATIONS, REDOPS, REDUCING, places_of
 
 BOTH = [name for name in OPERATIONS if len(places_of(name, "both")) == 2]
 
@@ -31,7 +31,7 @@ def config_of(**changes: Any) -> Collective:
 
 def quick(env: Env) -> None:
     """The roof is not what is tested here, and takes half a second."""
-    patch.object(roof, "measure", lambda env: roof.Roof(2e9, 8e9, "not measured")).start()
+    patch.object(hardware_limits, "measure", lambda env: hardware_limits.Roof(2e9, 8e9, "not measured")).start()
 
 
 def run(config: Collective, world_size: int, nnodes: int = 1, *, prepare: Any = quick, **options: Any) -> Any:
@@ -107,15 +107,15 @@ def test_a_budget_decides_how_many_iterations_on_all_ranks() -> None:
 def keeps_results(env: Env) -> None:
     """Prints what would be in results.json at the end."""
     quick(env)
-    real = results.Results.write
+    real = benchmark_results.Results.write
 
-    def write(self: results.Results) -> None:
+    def write(self: benchmark_results.Results) -> None:
         real(self)
         if self.complete or self.reason:
             print(json.dumps(self.as_dict()), flush=True)
 
     if env.rank == 0:
-        patch.object(results.Results, "write", write).start()
+        patch.object(benchmark_results.Results, "write", write).start()
         patch.object(collective.Report, "say", lambda self, *lines: None).start()
 
 
@@ -144,7 +144,10 @@ def test_a_wrong_result_of_any_collective_is_told() -> None:
     config = config_of(op=with_data, place="both", sizes="4K", root=1, iterations=2)
     found = run(config, 3, 3, prepare=corrupt_rank_1, fails=True)
     faults = the_error(found).split("; ")
-    assert len(faults) == results.FAULTS + 1 and faults[-1] == f"and {len(with_data) + 4 - results.FAULTS} more"
+    assert (
+        len(faults) == benchmark_results.FAULTS + 1
+        and faults[-1] == f"and {len(with_data) + 4 - benchmark_results.FAULTS} more"
+    )
     for fault in faults[:-1]:
         assert re.fullmatch(r"\w+ of 40\d\d bytes in group world: 2 wrong of \d+ elements on rank 1 on node1", fault)
     rows = [line.split() for line in found[0].printed.splitlines() if re.match(r" +40\d\d ", line)]
@@ -187,7 +190,7 @@ def test_an_operation_that_the_backend_lacks_is_told() -> None:
 
 def little_memory_on_rank_1(env: Env) -> None:
     keeps_results(env)
-    patch.object(roof, "available_memory", lambda env: 20_000 if env.rank == 1 else None).start()
+    patch.object(hardware_limits, "available_memory", lambda env: 20_000 if env.rank == 1 else None).start()
 
 
 def test_a_size_that_would_not_fit_ends_the_sweep_with_what_was_measured() -> None:
@@ -233,7 +236,7 @@ def measured_twice(config: Collective, env: Env) -> dict[str, Any]:
     """A run, and another one that is compared with it."""
     quick(env)
     folder = Path(config.entry)
-    for module in (launcher, collective, results):  # which have imported it by its name
+    for module in (launcher, collective, benchmark_results):  # which have imported it by its name
         patch.object(module, "run_dir", lambda: folder, create=True).start()
     collective.main(dataclasses.replace(config, baseline=None), env)
     if env.rank == 0:
@@ -260,7 +263,7 @@ def test_results_are_written_with_their_conditions(tmp_path: Path) -> None:
     config = config_of(op=["all_reduce", "all_gather"], entry=str(tmp_path), sizes="1K:4K:2", seed=1, tolerance=0.999)
     first, _ = run_ranks(measured_twice, config, 2, nnodes=2)
     assert "9 rows compared with the baseline, none slower by more than 99.9 %" in first.printed
-    written = results.read(tmp_path)
+    written = benchmark_results.read(tmp_path)
     assert (tmp_path / "results.json").stat().st_mode & 0o777 == 0o600
     assert written.complete and len(written.rows) == 9
     conditions = written.conditions

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from launcher.agent import control as control_module
-from launcher.agent import control as link
-from launcher.agent.control import AskedToStop, AttemptOver, Control, NobodyLeads, Overtaken, Signals
+from launcher.agent import connection as control_module
+from launcher.agent import connection as link
+from launcher.agent.connection import AskedToStop, AttemptOver, Control, NobodyLeads, Overtaken, Signals
 from launcher.agent.policy import History, NextStep, RoundEnd, RoundFailure, RoundLimits, RoundVerdict
 from launcher.failures.codes import FaultCode
 from launcher.rendezvous import rounds as files_of_rounds

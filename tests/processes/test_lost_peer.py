@@ -116,8 +116,8 @@ import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from launcher.agent.workers import WorkerGroup
 from launcher.rendezvous.rounds import Placement
-from launcher.worker import rank_report
-rank_report.SYMPTOM_DELAY = 0.0
+from launcher.worker import exit_report
+exit_report.SYMPTOM_DELAY = 0.0
 
 def refused(t):
     import urllib.request

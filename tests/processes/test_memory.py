@@ -19,12 +19,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from launcher import Env, integrations
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.checkpointer import Checkpointer
-from launcher.checkpoint.copies import HEADER, OWN, PEER, REPLICA, SINGLE, Pair
 from launcher.checkpoint.format import CannotRead
 from launcher.checkpoint.memory import MemoryCheckpoints
+from launcher.checkpoint.memory_format import HEADER, OWN, PEER, REPLICA, SINGLE, Pair
 from launcher.integrations.memory import TrainerMemory
 from launcher.torch_compat import DTensor, Shard, distribute_tensor
-from launcher.worker import rank_report
+from launcher.worker import exit_report
 from launcher.worker.stop import CHECKPOINT, Settings
 from tests.processes.workload_ranks import run_ranks
 
@@ -48,7 +48,7 @@ class Life:
 def life(it: Life, env: Env) -> dict[str, Any]:
     file = os.open(it.memories[env.node_rank], os.O_RDWR)
     os.environ["LAUNCHER_ROUND"], os.environ["GROUP_RANK"] = str(it.round), str(env.node_rank)
-    rank_report.share_memory(file, env.local_rank)
+    exit_report.share_memory(file, env.local_rank)
     saved = Checkpointer(it.folder, env, identity={}, memory=it.every, peers=it.peers, check_replicas=True, timeout=20)
     counter = {"steps": 0}
     large: Any = torch.zeros(SIZE)
@@ -91,7 +91,7 @@ def _facts(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def memory() -> str:
-    return f"/proc/{os.getpid()}/fd/{rank_report.make_memory()}"
+    return f"/proc/{os.getpid()}/fd/{exit_report.make_memory()}"
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def test_a_state_that_cannot_be_copied_on_one_rank_ends_the_copies_on_all(first:
 
 def odd_life(it: Life, env: Env) -> dict[str, Any]:
     os.environ["LAUNCHER_ROUND"], os.environ["GROUP_RANK"] = "0", str(env.node_rank)
-    rank_report.share_memory(os.open(it.memories[env.node_rank], os.O_RDWR), env.local_rank)
+    exit_report.share_memory(os.open(it.memories[env.node_rank], os.O_RDWR), env.local_rank)
     saved = Checkpointer(it.folder, env, identity={}, memory=1, timeout=20)
     state = {"tensor": torch.zeros(3)}
     saved.keep(1, state)
@@ -286,7 +286,7 @@ def two_and_one(env: Env) -> None:
 def trainer_life(it: Life, env: Env) -> dict[str, Any]:
     file = os.open(it.memories[env.node_rank], os.O_RDWR)
     os.environ["LAUNCHER_ROUND"], os.environ["GROUP_RANK"] = str(it.round), str(env.node_rank)
-    rank_report.share_memory(file, env.local_rank)
+    exit_report.share_memory(file, env.local_rank)
     run = Settings(replace(CHECKPOINT, memory=1, peers=it.peers, timeout=20), run_dir=it.folder)
     memory = TrainerMemory(it.folder, run, env)
     folder = memory.files(

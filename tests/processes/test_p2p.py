@@ -23,9 +23,9 @@ from launcher.reports.page import matrix_figures
 from tests.chaos.slow_node import delay
 from tests.processes.workload_ranks import RankResult, run_ranks
 from tests.unit.plans import plan_of
-from workloads import exchanges, keys, matrix, p2p, results, roof
+from workloads import benchmark_keys, benchmark_results, exchanges, hardware_limits, matrix, p2p
+from workloads.benchmark_keys import PATTERNS
 from workloads.hooks import Benchmark
-from workloads.keys import PATTERNS
 from workloads.matrix import WRITTEN_ROWS, WRITTEN_SLOW, Matrix
 
 
@@ -36,7 +36,7 @@ def p2p_config(**changes: Any) -> P2P:
 
 def no_roof(env: Env) -> None:
     """It has tests of its own."""
-    patch.object(roof, "measure", lambda env: roof.Roof(1e9, 1e10, "not measured")).start()
+    patch.object(hardware_limits, "measure", lambda env: hardware_limits.Roof(1e9, 1e10, "not measured")).start()
 
 
 def run(
@@ -282,7 +282,7 @@ def test_a_matrix_of_thousands_of_nodes_is_written_and_read(tmp_path: Path) -> N
     found = Matrix(range(size), hosts, hosts, seen, (1024, 2**20), slow, [1000], 4095, 1, {})
     values = found.as_dict()
     assert values["median"] == {"latency": 1e-4, "bandwidth": 1e9}
-    kept = results.Results("p2p", {"hosts": hosts}, {}, tmp_path, [], values, True)
+    kept = benchmark_results.Results("p2p", {"hosts": hosts}, {}, tmp_path, [], values, True)
     found.write(tmp_path)
     kept.write()
     assert (tmp_path / "results.json").stat().st_size < bounds.RESULT_BYTES / 2
@@ -299,18 +299,18 @@ def test_a_matrix_of_thousands_of_nodes_is_written_and_read(tmp_path: Path) -> N
 @pytest.mark.parametrize("size", [WRITTEN_ROWS - 1, WRITTEN_ROWS, WRITTEN_ROWS + 1])
 def test_a_baseline_has_all_pairs_whether_they_are_in_its_json_or_not(tmp_path: Path, size: int) -> None:
     found = matrix_of([f"node{node}" for node in range(size)], {2: 0.5})
-    kept = results.Results("p2p", {}, {}, tmp_path, [], found.as_dict(), True)
+    kept = benchmark_results.Results("p2p", {}, {}, tmp_path, [], found.as_dict(), True)
     found.write(tmp_path)
     kept.write()
     assert (tmp_path / "matrix.npy").exists() == (size > WRITTEN_ROWS)
-    then = results.read(tmp_path).matrix
+    then = benchmark_results.read(tmp_path).matrix
     assert then
     speeds = np.array(then["bandwidth"], float)
     assert speeds.shape == (size, size) and np.isnan(speeds[1, 1]) and (speeds[2, 1], speeds[3, 1]) == (5e8, 1e9)
     if size > WRITTEN_ROWS:
         (tmp_path / "matrix.npy").unlink()
         with pytest.raises(ValueError, match=r"there is no .*matrix\.npy"):
-            results.read(tmp_path)
+            benchmark_results.read(tmp_path)
 
 
 # Baselines
@@ -352,7 +352,7 @@ def test_a_matrix_of_other_sizes_is_no_baseline(tmp_path: Path) -> None:
 
 
 def little_memory_on_rank_1(env: Env) -> None:
-    patch.object(roof, "available_memory", lambda env: 2**20 if env.rank == 1 else 2**40).start()
+    patch.object(hardware_limits, "available_memory", lambda env: 2**20 if env.rank == 1 else 2**40).start()
 
 
 def test_sizes_that_do_not_fit_end_the_sweep() -> None:
@@ -403,7 +403,7 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], nodes:
 def test_a_pair_is_of_two_nodes_where_there_are_two(
     pair: list[int] | None, nodes: list[int], expected: tuple[int, int]
 ) -> None:
-    assert keys.pair_of(pair, nodes) == expected
+    assert benchmark_keys.pair_of(pair, nodes) == expected
 
 
 def test_ranks_refuse_the_same_before_anything_is_sent() -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs.claims import Claims, EntryKind
-from launcher.runs.event_file import read
+from launcher.runs.event_files import read
 from launcher.runs.events import ManagerBegan, every
 from launcher.runs.history import process_of
+from launcher.runs.point_claims import Claims, EntryKind
 from launcher.runs.sweep_directory import Sweep
 from tests.launch import Launcher, until
 

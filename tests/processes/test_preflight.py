@@ -20,12 +20,12 @@ import torch.distributed as dist
 from torch.distributed import TCPStore
 
 from launcher import Env, errors
-from launcher.agent import node_checks as checks
 from launcher.agent import preflight as attempt
-from launcher.agent.control import Control, Signals
-from launcher.agent.node_checks import CheckProblem, check
+from launcher.agent import preflight_checks as checks
+from launcher.agent.connection import Control, Signals
 from launcher.agent.policy import RoundLimits
 from launcher.agent.preflight import Preflight
+from launcher.agent.preflight_checks import CheckProblem, check
 from launcher.failures.codes import PreflightThen
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Member

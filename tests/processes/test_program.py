@@ -24,10 +24,10 @@ from launcher.failures.codes import StopReason
 from launcher.failures.symptoms import LOST_PEER
 from launcher.job.requeue import further
 from launcher.plan.plan import JobPlan
-from launcher.runs import saves
+from launcher.runs import user_checkpoints
+from launcher.worker import exit_report, script
 from launcher.worker import main as worker
-from launcher.worker import rank_report, script
-from launcher.worker.rank_report import WorkerError
+from launcher.worker.exit_report import WorkerError
 from tests.unit.plans import bare_plan, plan_of
 
 PYTHON = sys.executable
@@ -156,7 +156,7 @@ def test_it_ends_as_it_would_under_python(run: Callable[..., Any], text: str) ->
 
 def reported(tmp_path: Path) -> WorkerError:
     with open(tmp_path / "report", "rb") as file:
-        _, error = rank_report.read_report(file.fileno())
+        _, error = exit_report.read_report(file.fileno())
     assert error is not None
     return error
 
@@ -287,12 +287,12 @@ def files_of(tmp_path: Path, checkpoint: str | None = None) -> JobPlan:
 )
 def test_what_a_program_saves_is_noticed(tmp_path: Path, checkpoint: str | None, file: str, counts: bool) -> None:
     mine = files_of(tmp_path, checkpoint)
-    assert saves.newest(mine) == -1
+    assert user_checkpoints.newest(mine) == -1
     path = tmp_path / file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     os.utime(path, ns=(5, 5))
-    assert saves.newest(mine) == (5 if counts else -1)
+    assert user_checkpoints.newest(mine) == (5 if counts else -1)
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ import pytest
 from launcher import Env
 from launcher.rendezvous import rounds
 from tests.processes.workload_ranks import run_ranks
-from workloads import roof
+from workloads import hardware_limits
 
 
 def measured(config: None, env: Env) -> dict[str, Any]:
-    return vars(roof.measure(env))
+    return vars(hardware_limits.measure(env))
 
 
 @pytest.mark.parametrize(("world_size", "nnodes", "way"), [(2, 1, "from rank 0 to rank 1 on node0"),
@@ -36,20 +36,20 @@ def test_one_rank_has_memory_and_no_link() -> None:
 
 def drop_what_rank_0_sends(env: Env) -> None:
     """As a firewall does: the queue of a socket that nobody accepts from is full, so that the kernel is silent."""
-    patch.object(roof, "STEP_TIMEOUT", 0.3).start()
+    patch.object(hardware_limits, "STEP_TIMEOUT", 0.3).start()
     if env.rank == 0:
         silent = socket.create_server(("127.0.0.1", 0), backlog=0)
         waiting = [socket.socket() for _ in range(4)]
         for client in waiting:
             client.setblocking(False)
             client.connect_ex(silent.getsockname())
-        real = roof.stream
+        real = hardware_limits.stream
         kept = (silent, waiting)  # open for as long as the rank lives
 
         def stream(address: tuple[str, int], token: bytes) -> float:
             return real(kept[0].getsockname(), token)
 
-        patch.object(roof, "stream", stream).start()
+        patch.object(hardware_limits, "stream", stream).start()
 
 
 def test_a_blocked_port_is_told_and_hangs_nobody() -> None:
@@ -72,7 +72,7 @@ def test_an_interface_that_is_not_there_is_told() -> None:
 
 def without_memory_on_rank_1(env: Env) -> None:
     if env.rank == 1:
-        patch.object(roof, "copy_speed", side_effect=RuntimeError("not enough memory")).start()
+        patch.object(hardware_limits, "copy_speed", side_effect=RuntimeError("not enough memory")).start()
 
 
 def test_a_rank_without_memory_leaves_it_unknown() -> None:
@@ -88,14 +88,14 @@ def test_a_stranger_on_the_port_is_passed_over() -> None:
         address = server.getsockname()[:2]
         with socket.create_connection(address) as stranger:
             stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            receiver = threading.Thread(target=roof.drain, args=(server, token))
+            receiver = threading.Thread(target=hardware_limits.drain, args=(server, token))
             receiver.start()
-            speed = roof.stream(address, token)
+            speed = hardware_limits.stream(address, token)
             receiver.join()
     assert speed > 1e6
 
 
 def test_the_speeds_are_told_in_a_terminals_width() -> None:
-    lines = roof.Roof(2.5e9, None, "socket: " + "word " * 30).lines()
+    lines = hardware_limits.Roof(2.5e9, None, "socket: " + "word " * 30).lines()
     assert lines[0] == "roof: socket 2.50 GB/s, memory unknown"
     assert len(lines) > 2 and all(len(line) <= 76 for line in lines)

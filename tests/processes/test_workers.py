@@ -24,7 +24,7 @@ from launcher import processes
 from launcher.agent import workers
 from launcher.agent.workers import Fresh, LeftOver, StartError, WorkerExit, WorkerGroup
 from launcher.rendezvous.rounds import Placement
-from launcher.worker import hangs, rank_report
+from launcher.worker import exit_report, hangs
 from tests.launch import ROOT
 
 Run = Callable[[Placement], Mapping[str, Any] | None]
@@ -225,8 +225,8 @@ def test_a_rank_waits_at_the_gate(group: WorkerGroup) -> None:
     there, here = os.pipe()
 
     def run(_: Placement) -> None:
-        agents = rank_report.take()
-        assert not {rank_report.GATE, rank_report.REPORT} & os.environ.keys()
+        agents = exit_report.take()
+        assert not {exit_report.GATE, exit_report.REPORT} & os.environ.keys()
         os.write(here, b"!")
         agents.wait(30)
 
@@ -242,7 +242,7 @@ def test_a_rank_waits_at_the_gate(group: WorkerGroup) -> None:
 
 
 def test_a_rank_does_not_wait_for_ever(group: WorkerGroup) -> None:
-    group.start(ranks(1), lambda me: rank_report.take().wait(0.001))
+    group.start(ranks(1), lambda me: exit_report.take().wait(0.001))
     assert group.reap(30) == []
     (ended,) = group.poll()
     assert ended.error is not None

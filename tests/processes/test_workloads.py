@@ -14,7 +14,7 @@ from torch import Tensor
 from launcher import Env
 from launcher.config.schema import DDPMnist, Precision, Sync
 from tests.processes.workload_ranks import RankResult, run_ranks
-from workloads import datasets, ddp, training
+from workloads import ddp, image_data, training
 from workloads.training import load
 
 
@@ -36,7 +36,7 @@ def the_error(results: list[RankResult]) -> str:
 def test_digits_are_learned_at_any_world_size(world_size: int) -> None:
     results = run_ranks(ddp.main, ddp_config(), world_size, nnodes=2 if world_size == 4 else 1)
     metrics = results[0].metrics
-    assert metrics["accuracy"] >= datasets.DIGITS.accuracy
+    assert metrics["accuracy"] >= image_data.DIGITS.accuracy
     assert (metrics["dataset"], metrics["epochs"], metrics["steps"]) == ("digits", 30, 330)
     assert metrics["loss"] < 0.1 and metrics["images_per_s"] > 0 and metrics["seconds"] > 0
     for result in results:
@@ -92,7 +92,7 @@ def evaluate_untrained(config: DDPMnist, env: Env) -> dict[str, Any]:
 def test_evaluation_counts_each_sample_once_at_any_world_size() -> None:
     scores = [run_ranks(evaluate_untrained, ddp_config(), world_size)[0].metrics for world_size in (1, 2, 3, 4)]
     training.seed_everything(0)
-    data = load(datasets.find("digits"))
+    data = load(image_data.find("digits"))
     images, labels = data.batch(data.test, slice(0, None))
     right = int((ddp.Net(8, 10)(images).argmax(1) == labels).sum())
     for score in scores:
@@ -129,8 +129,8 @@ def test_different_initial_weights_are_noticed() -> None:
 
 def damaged_on_the_second_node(env: Env) -> None:
     if env.node_rank == 1:
-        error = datasets.DatasetError("train-images-idx3-ubyte.gz is damaged")
-        patch.object(datasets, "find", side_effect=error).start()
+        error = image_data.DatasetError("train-images-idx3-ubyte.gz is damaged")
+        patch.object(image_data, "find", side_effect=error).start()
 
 
 def test_a_data_set_that_is_damaged_on_one_node_ends_all_ranks() -> None:

@@ -12,8 +12,8 @@ import pytest
 from launcher.cli import progress, status, wait
 from launcher.cli import sweep as sweep_command
 from launcher.monitoring import run_status
-from launcher.runs import event_file
-from launcher.schedulers import query_cache
+from launcher.runs import event_files
+from launcher.schedulers import job_cache
 from tests.unit.clock import Clock
 from tests.unit.faults import FileServer
 
@@ -48,4 +48,4 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FileServer:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock that the test sets, for the modules that determine and show the states of runs, and write events."""
-    return Clock(monkeypatch, query_cache, event_file, run_status, progress, status, sweep_command, wait)
+    return Clock(monkeypatch, job_cache, event_files, run_status, progress, status, sweep_command, wait)

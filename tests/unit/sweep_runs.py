@@ -10,10 +10,10 @@ from typing import Any
 
 from launcher.config.search_space import Dimension, Goal, Method
 from launcher.plan.plan import JobPlan
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs import events as kinds
-from launcher.runs.claims import Claims, EntryKind, Manager
 from launcher.runs.directory import Run
+from launcher.runs.point_claims import Claims, EntryKind, Manager
 from launcher.runs.sweep_directory import OVERRIDES, Packing, SearchRecord, SearchSettings, Sweep, SweepManifest
 from tests.unit.plans import plan_of
 
@@ -62,9 +62,9 @@ def begin(run: Run, job: str | None = None, *, number: int = 0, step: int | None
     events = run.path / "attempts" / str(number) / "events"
     events.mkdir(parents=True)
     (events.parent / "logs").mkdir()
-    event_file.append(events / "script.jsonl", kinds.Started(job=job or f"100_{run.path.name}", host="node1"))
+    event_files.append(events / "script.jsonl", kinds.Started(job=job or f"100_{run.path.name}", host="node1"))
     if step is not None:
-        event_file.append(events / "rank-0.jsonl", kinds.Progress(step=step, total=100))
+        event_files.append(events / "rank-0.jsonl", kinds.Progress(step=step, total=100))
     return events
 
 
@@ -75,10 +75,10 @@ def end(
     """Records the start and the end of an attempt."""
     events = begin(run, **begun)
     if fault:
-        event_file.append(events / "node-0.jsonl", kinds.Fault(error=fault, rank=rank, host=host))
+        event_files.append(events / "node-0.jsonl", kinds.Fault(error=fault, rank=rank, host=host))
     if metrics is not None:
         run.write_result(metrics)
-    event_file.append(events / "script.jsonl", kinds.Ended(code=code))
+    event_files.append(events / "script.jsonl", kinds.Ended(code=code))
 
 
 def make_search(folder: Path, done: int, *, points: int, name: str = "search-1") -> Sweep:

@@ -32,7 +32,7 @@ from launcher.errors import ConfigError, RunError
 from launcher.files import run_files
 from launcher.remote import clusters
 from launcher.rendezvous.channel import Channel, ChannelError
-from launcher.runs import event_file, history
+from launcher.runs import event_files, history
 from launcher.runs import output as printed
 from launcher.runs.directory import Run
 from launcher.runs.events import Progress
@@ -43,13 +43,13 @@ from launcher.schedulers.sge.client import accounted
 from launcher.schedulers.slurm.client import Slurm
 from launcher.schedulers.topology import hosts_in, variable
 from launcher.sweeps import control
-from launcher.worker.rank_report import read_error_file, read_last_words, read_report
-from tests.unit.agent.test_coordinator import LIMITS, Cluster
+from launcher.worker.exit_report import read_error_file, read_last_words, read_report
+from tests.unit.agent.test_leader import LIMITS, Cluster
 from tests.unit.agent.test_output import Files
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import make_sweep
 from tests.unit.sweeps.test_control import Site, elements
-from tests.unit.worker.test_rank_report import ARGPARSE
+from tests.unit.worker.test_exit_report import ARGPARSE
 
 NAMES = [name for name in vars(bounds) if name.isupper()]
 # What is written and read is below these bounds; the others may be reached.
@@ -448,14 +448,14 @@ def an_event(place: Place) -> Tried:
 
     def write() -> bool:
         path.unlink(missing_ok=True)
-        event_file.append(path, event)
+        event_files.append(path, event)
         return True
 
     def read() -> bool:
-        found = [event_file.entry(event)]
-        one_by_one, at_once = event_file.read_on(path, 0)[0], list(event_file.read(path))
+        found = [event_files.entry(event)]
+        one_by_one, at_once = event_files.read_on(path, 0)[0], list(event_files.read(path))
         assert one_by_one == at_once
-        assert (event_file.problems(path) == []) is (at_once == found)
+        assert (event_files.problems(path) == []) is (at_once == found)
         return at_once == found
 
     write()
@@ -464,11 +464,11 @@ def an_event(place: Place) -> Tried:
 
 def many_events(place: Place) -> tuple[Path, Callable[[], bool]]:
     path = place.folder / "events"
-    lines = [json.dumps(event_file.entry(Progress(time=1.0, step=step, total=1000))) for step in range(1000)]
+    lines = [json.dumps(event_files.entry(Progress(time=1.0, step=step, total=1000))) for step in range(1000)]
     path.write_text("".join(f"{line}\n" for line in lines))
 
     def read() -> bool:
-        steps = [event["step"] for event in event_file.read(path)]
+        steps = [event["step"] for event in event_files.read(path)]
         assert (steps[0], steps[-1]) == (0, 999), "of more, a part that has both ends is read"
         return len(steps) == 1000
 
@@ -484,7 +484,7 @@ def events_of_a_size(place: Place) -> Tried:
 @tries("EVENTS_BYTES")
 def events_that_are_new(place: Place) -> Tried:
     path, _ = many_events(place)
-    return Tried(path.stat().st_size, lambda: len(event_file.read_on(path, 0)[0]) == 1000)
+    return Tried(path.stat().st_size, lambda: len(event_files.read_on(path, 0)[0]) == 1000)
 
 
 @tries("EVENTS_LINES")

@@ -63,8 +63,8 @@ def test_a_driver_and_its_events_load_no_slow_modules() -> None:
     code = (
         f"import sys; sys.path.append({str(PACKAGE.parent)!r})\n"
         "from launcher.job import driver\n"
-        "from launcher.runs import event_file\n"
-        "event_file.entry(driver.Started(job='1'))\n"
+        "from launcher.runs import event_files\n"
+        "event_files.entry(driver.Started(job='1'))\n"
         "slow = {'dataclasses', 'inspect', 'ctypes', 'hashlib', 'torch', 'hydra', 'submitit', 'jinja2', 'yaml'}\n"
         "print(*slow & {*sys.modules})"
     )

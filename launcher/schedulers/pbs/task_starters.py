@@ -15,11 +15,11 @@ from pathlib import Path
 
 from launcher import errors, processes, redaction
 from launcher.environment import secrets
-from launcher.failures import text
+from launcher.failures import messages
 from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import IN_A_JOB, Ok, Outcome, Unavailable, read_text
 from launcher.redaction import SECRETS
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs.directory import current_attempt
 from launcher.runs.events import Fault
 from launcher.runs.job_file import exports as all_exports
@@ -236,9 +236,9 @@ class PbsTask:
         hint = f"; is {self._folder} on a file system that all nodes share?" if printed.endswith(" 127") else ""
         error = f"{why + '; ' if why else ''}pbsdsh says {printed or 'nothing'!r}{hint}"
         fault = Fault(code=code, host=self._host, signal=signal_name, error=error)
-        print(f"launcher: {text.of_fault(fault)}", file=sys.stderr, flush=True)
+        print(f"launcher: {messages.of_fault(fault)}", file=sys.stderr, flush=True)
         if attempt := current_attempt():
-            event_file.append(attempt.events_file("pbsdsh"), fault)
+            event_files.append(attempt.events_file("pbsdsh"), fault)
 
     def _signal(self) -> None:
         if self._wanted is None or self._wanted is self._sent:

@@ -19,10 +19,10 @@ import torch
 from launcher import Env
 from launcher import attach as node_session
 from launcher.agent.attempt import Binder
-from launcher.agent.node_checks import CheckLevel, NodeCheck
 from launcher.agent.policy import History, NextRound
 from launcher.agent.preflight import Preflight, PreflightVerdict
-from launcher.agent.rank_status import GPU_SECONDS, GpuWatch
+from launcher.agent.preflight_checks import CheckLevel, NodeCheck
+from launcher.agent.rank_progress import GPU_SECONDS, GpuWatch
 from launcher.binding.hardware import Gpu, Nic
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.format import CheckpointError
@@ -37,7 +37,7 @@ from launcher.failures.codes import (
 from launcher.job import requeue, wait_for_others
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Rounds, placements
-from launcher.runs import directory, event_file
+from launcher.runs import directory, event_files
 from launcher.runs import events as kinds
 from launcher.runs.directory import Events
 from launcher.runs.events import (
@@ -49,7 +49,7 @@ from launcher.runs.events import (
     Stays,
     Stop,
 )
-from launcher.worker import rank_report
+from launcher.worker import exit_report
 from launcher.worker.tracking import Reporter
 from tests.golden.golden import check
 from tests.unit.agent import test_attempt as agents
@@ -68,7 +68,7 @@ def frozen(name: str, run: Path, attempt: int = 0) -> None:
     lines = []
     folder = run / "attempts" / str(attempt)
     for path in sorted(folder.rglob("*.jsonl")):
-        assert event_file.problems(path) == []
+        assert event_files.problems(path) == []
         lines += [f"{path.relative_to(folder)}: {line}\n" for line in path.read_text().splitlines()]
     text = "".join(lines)
     for pattern, value in (
@@ -244,7 +244,7 @@ def test_checkpoints(environment: directory.Attempt, tmp_path: Path, monkeypatch
         other.save(3, state, wait=True)
     with pytest.raises(CheckpointError):
         other.close()
-    monkeypatch.setenv(rank_report.REACHED, "4")
+    monkeypatch.setenv(exit_report.REACHED, "4")
     other._events(restored(3, 0.0, memory=True, received=2))
     frozen("checkpoints", tmp_path)
 
@@ -293,7 +293,7 @@ def test_what_becomes_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     )
     run.write_record(plan, {}, {})
     attempt = attempt_of(run.path)
-    event_file.append(attempt.events_file("rank-0"), kinds.Progress(step=7, total=100))
+    event_files.append(attempt.events_file("rank-0"), kinds.Progress(step=7, total=100))
     monkeypatch.setenv("LAUNCHER_RUN_DIR", str(run.path))
     monkeypatch.setenv("LAUNCHER_ATTEMPT", "0")
     requeue.main(str(run.path), stop_requested=False)

@@ -12,7 +12,7 @@ import torch
 from launcher import Env
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.cli import doctor
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs.directory import token_of
 from launcher.schedulers import site as findings
 from tests.golden.formats.conftest import Site
@@ -30,7 +30,7 @@ OVER = [
 def events_are_whole(run: Path) -> None:
     """Checks that readers skip no event of a recorded run."""
     for path in run.rglob("*.jsonl"):
-        assert event_file.problems(path) == []
+        assert event_files.problems(path) == []
 
 
 @pytest.mark.parametrize("name", OVER)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.pilots.manager import Board
-from launcher.runs.claims import Claims, Manager
+from launcher.runs.point_claims import Claims, Manager
 from tests.golden.golden import check
 from tests.unit.pilots.managers import Points, packed_sweep, slot_manager
 

@@ -18,7 +18,7 @@ import pytest
 from launcher import errors
 from launcher.agent import attempt as module
 from launcher.agent.attempt import Binder, failed_by
-from launcher.agent.control import AskedToStop, AttemptOver, NobodyLeads, Overtaken, Signals
+from launcher.agent.connection import AskedToStop, AttemptOver, NobodyLeads, Overtaken, Signals
 from launcher.agent.policy import AttemptFailed, Done, History, NextRound
 from launcher.agent.preflight import PreflightVerdict
 from launcher.agent.workers import StartError
@@ -26,9 +26,9 @@ from launcher.errors import RunError, UnavailableError
 from launcher.failures.codes import FaultCode, PreflightThen
 from launcher.rendezvous.rounds import LeaderLost, Member, Placement, Rendezvous, RendezvousError
 from launcher.runs import directory
-from launcher.runs.event_file import read
+from launcher.runs.event_files import read
 from launcher.runs.events import Accused, Fault, every
-from launcher.worker import rank_report
+from launcher.worker import exit_report
 from tests.unit.binding.test_masks import flat
 from tests.unit.plans import bare_plan
 
@@ -119,7 +119,7 @@ class FakeSignals(Signals):
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
-    monkeypatch.setenv(rank_report.REACHED, "-1")  # the agent sets it in its own environment, which is this process's
+    monkeypatch.setenv(exit_report.REACHED, "-1")  # the agent sets it in its own environment, which is this process's
     script = Script()
     plan = bare_plan(nodes=3, min_nodes=2, run_dir=str(tmp_path), workdir=str(tmp_path))
     attempt = directory.Attempt(directory.Run(tmp_path), 0)

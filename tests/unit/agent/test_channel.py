@@ -481,8 +481,8 @@ def test_any_json_object_arrives_as_it_was_sent(message: dict[str, Any]) -> None
     [
         "rendezvous/channel",
         "rendezvous/rounds",
-        "agent/coordinator",
-        "agent/control",
+        "agent/leader",
+        "agent/connection",
     ],
 )
 def test_no_module_between_agents_can_unpickle_or_evaluate(module: str) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent import rank_status
-from launcher.agent.rank_status import GPU_SECONDS, GPU_SECONDS_AT_LEAST, GpuWatch, gpu_is_open
-from launcher.runs import event_file
+from launcher.agent import rank_progress
+from launcher.agent.rank_progress import GPU_SECONDS, GPU_SECONDS_AT_LEAST, GpuWatch, gpu_is_open
+from launcher.runs import event_files
 from launcher.runs.events import Event, GpusUnused
 from launcher.runs.health import remarks, unused_gpus
 
@@ -35,7 +35,7 @@ class Watched:
             now += 1
         if over:
             self._watch.look([2, 3], end, over=True)
-        return unused_gpus([event_file.entry(each) for each in self.events])
+        return unused_gpus([event_files.entry(each) for each in self.events])
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_ranks_that_open_no_gpu_are_reported_once(seconds: float, over: bool, to
     if found:
         assert (found[0].host, found[0].ranks, found[0].gpus) == ("node1", (2, 3), 4)
         assert GPU_SECONDS_AT_LEAST <= found[0].seconds <= 1.05 * GPU_SECONDS
-        (line,) = remarks([event_file.entry(each) for each in watched.events])
+        (line,) = remarks([event_files.entry(each) for each in watched.events])
         assert line.startswith("ranks 2-3 on node1: no GPU was used in ")
         assert "asked for 4 GPUs a node" in line
 
@@ -82,7 +82,7 @@ def test_what_was_reported_is_withdrawn_when_a_gpu_is_opened_later() -> None:
 def test_the_files_of_all_processes_below_this_one_are_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_status, "DEVICES", (str(tmp_path / "renderD"),))
+    monkeypatch.setattr(rank_progress, "DEVICES", (str(tmp_path / "renderD"),))
     assert gpu_is_open() is False
     with open(tmp_path / "renderD128", "w") as device:  # of this process itself it does not count
         assert gpu_is_open() is False

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.agent.coordinator import Coordinator
+from launcher.agent.leader import Coordinator
 from launcher.agent.policy import History, RoundLimits
 from launcher.rendezvous.rounds import Member
 from launcher.worker import hangs

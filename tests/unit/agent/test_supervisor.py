@@ -14,10 +14,10 @@ from typing import Any, cast
 import pytest
 
 from launcher import errors
-from launcher.agent.control import Signals
-from launcher.agent.coordinator import Coordinator
+from launcher.agent.connection import Signals
+from launcher.agent.leader import Coordinator
 from launcher.agent.policy import STACKS, AttemptFailed, Done, History, NextRound, RoundLimits
-from launcher.agent.rank_status import AgentContext
+from launcher.agent.rank_progress import AgentContext
 from launcher.agent.supervisor import ALONE, DECIDED, DIES, LATE, TICK, Supervisor
 from launcher.agent.workers import WorkerExit
 from launcher.attach import RequestHandler
@@ -26,14 +26,14 @@ from launcher.files.shared_files import Ok, Unavailable
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.rounds import Member, Rendezvous
-from launcher.runs import directory, event_file, lease
+from launcher.runs import directory, event_files, lease
 from launcher.runs.directory import Events
 from launcher.runs.events import Accused, Fault, Place, Stop
 from launcher.runs.job_file import TimeLeft
 from launcher.worker import hangs
+from launcher.worker.exit_report import WorkerError
 from launcher.worker.hangs import Blamed
 from launcher.worker.heartbeat import Pulse, RankSlot
-from launcher.worker.rank_report import WorkerError
 from tests.unit.plans import bare_plan
 
 HEARTBEAT, GRACE, HANG = 10, 20, 60
@@ -157,7 +157,7 @@ class Agent:
                 slot.beat(step)
 
     def told(self) -> list[dict[str, Any]]:
-        return list(event_file.read(self.events))
+        return list(event_files.read(self.events))
 
 
 class Job:
@@ -641,7 +641,7 @@ PROGRAM = {"workload": {"kind": "Program", "params": {"resumable": True, "stop_s
 
 @pytest.fixture
 def program(job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> Job:
-    monkeypatch.setattr("launcher.runs.saves.newest", lambda _: 0.0)
+    monkeypatch.setattr("launcher.runs.user_checkpoints.newest", lambda _: 0.0)
     monkeypatch.delenv("LAUNCHER_DEADLINE", raising=False)
     return job(listen=False, **PROGRAM)
 
@@ -695,7 +695,7 @@ def of_time(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, seconds: float, *, sure: bool = True, lead: int = 30
 ) -> Job:
     """A program whose attempt has so many seconds left."""
-    monkeypatch.setattr("launcher.runs.saves.newest", lambda _: 0.0)
+    monkeypatch.setattr("launcher.runs.user_checkpoints.newest", lambda _: 0.0)
     monkeypatch.setattr("launcher.agent.supervisor.time_left", lambda _: TimeLeft(seconds, sure))
     return job(listen=False, resume={"lead": lead}, **PROGRAM)
 
@@ -722,7 +722,7 @@ def test_an_agent_that_guesses_a_deadline_does_not_end_the_attempt_of_others(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its clock is ahead; the first agent, on whose machine the job's script runs, knows better."""
-    monkeypatch.setattr("launcher.runs.saves.newest", lambda _: 0.0)
+    monkeypatch.setattr("launcher.runs.user_checkpoints.newest", lambda _: 0.0)
     known = [TimeLeft(10_000, sure=True), TimeLeft(0, sure=False)]
     monkeypatch.setattr("launcher.agent.supervisor.time_left", lambda _: known.pop(0))
     one = job(listen=False, **PROGRAM)

@@ -17,7 +17,7 @@ from launcher.cli.attach import _members
 from launcher.cli.progress import at_breakpoints
 from launcher.paths import own_module
 from launcher.runs.directory import Attempt, Run
-from launcher.runs.event_file import entry
+from launcher.runs.event_files import entry
 from launcher.runs.events import Met
 from launcher.worker.hangs import Stacks
 from tests.launch import until

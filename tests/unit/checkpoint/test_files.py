@@ -19,7 +19,7 @@ from launcher import Env, bounds
 from launcher.checkpoint import Checkpointer, saving, storage
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import loading as inspection
-from launcher.checkpoint.agreement import Peers
+from launcher.checkpoint.collectives import Peers
 from launcher.checkpoint.folder import CheckpointFolder, Retention
 from launcher.checkpoint.format import CannotRead, CheckpointError, Damaged
 from launcher.checkpoint.loading import read_contents

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher import Env
-from launcher.checkpoint import copies
 from launcher.checkpoint import memory as memory_module
+from launcher.checkpoint import memory_format
 from launcher.checkpoint.checkpointer import Checkpointer
-from launcher.checkpoint.copies import (
+from launcher.checkpoint.format import Damaged
+from launcher.checkpoint.memory_format import (
     AREA,
     HEADER,
     OWN,
@@ -34,8 +35,7 @@ from launcher.checkpoint.copies import (
     interval,
     shortage,
 )
-from launcher.checkpoint.format import Damaged
-from launcher.worker import rank_report
+from launcher.worker import exit_report
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
 FOUR = (0, 0, 2, 2)  # two agents with two ranks
@@ -147,7 +147,7 @@ def test_a_tenth_of_the_free_memory_stays_free(needed: int, free: int | None, fi
 
 @pytest.fixture
 def slot() -> Iterator[MemorySlot]:
-    file = rank_report.make_memory()
+    file = exit_report.make_memory()
     yield MemorySlot(file, 7)
     os.close(file)
 
@@ -163,17 +163,17 @@ def test_tensors_of_all_types_and_sizes_come_back(slot: MemorySlot) -> None:
     header = slot.header()
     assert header is not None and header.about == ["lineage", 0, 1, 0]
     body = slot.body(header.size)
-    copies.sound_index(body, header)
-    index = copies.index_of(body, header)
+    memory_format.sound_index(body, header)
+    index = memory_format.index_of(body, header)
     assert index["more"] == [1, 2]
-    for name, tensor in copies.tensors_in(body, index).items():
+    for name, tensor in memory_format.tensors_in(body, index).items():
         assert torch.equal(tensor, tensors[name])
         assert tensor.dtype == tensors[name].dtype
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_a_slot_holds_as_much_as_its_area(slot: MemorySlot, more: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "AREA", HEADER + (1 << 20))
+    monkeypatch.setattr(memory_format, "AREA", HEADER + (1 << 20))
     if more <= 0:
         assert len(slot.body((1 << 20) + more)) == (1 << 20) + more
     else:
@@ -182,7 +182,7 @@ def test_a_slot_holds_as_much_as_its_area(slot: MemorySlot, more: int, monkeypat
 
 
 def test_the_slots_of_the_largest_node_fit_into_the_file() -> None:
-    assert (2 + 4 * 64) * AREA <= rank_report._MEMORY_SIZE
+    assert (2 + 4 * 64) * AREA <= exit_report._MEMORY_SIZE
 
 
 # -- bad copies
@@ -192,8 +192,8 @@ class Training:
     """A training of one rank, and the memory of its agent."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.file = rank_report.make_memory()
-        monkeypatch.setenv(rank_report.MEMORY, f"{os.getpid()}:{self.file}:0")
+        self.file = exit_report.make_memory()
+        monkeypatch.setenv(exit_report.MEMORY, f"{os.getpid()}:{self.file}:0")
         self.patch, self.folder, self.round = monkeypatch, folder, 0
 
     def begin(self, **state: Any) -> tuple[int, dict[str, Any], Checkpointer]:

@@ -24,13 +24,13 @@ from launcher.failures.codes import StopReason
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import RunState
 from launcher.paths import PACKAGE
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.runs.history import journal_events, read_history
 from launcher.schedulers.base import JobState
 from tests.unit.plans import plan_of
-from workloads import datasets
+from workloads import image_data
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ def make(tmp_path: Path, name: str = "a", *, code: int | None = None, ranks: int
         for rank in range(ranks):
             (folder / "logs" / f"rank-{rank}.out").write_text(f"rank {rank} was here\n")
         if fault:
-            event_file.append(folder / "events" / "node-0.jsonl", kinds.Fault(error=fault))
+            event_files.append(folder / "events" / "node-0.jsonl", kinds.Fault(error=fault))
         if code is not None:
-            event_file.append(folder / "events" / "script.jsonl", kinds.Ended(code=code))
+            event_files.append(folder / "events" / "script.jsonl", kinds.Ended(code=code))
     return run
 
 
@@ -243,12 +243,12 @@ def test_a_run_of_a_scheduler_that_is_not_here_is_named_and_hides_no_other(call:
 def test_attempts_of_several_runs_are_told_apart(call: Call, tmp_path: Path) -> None:
     for name in "ab":
         run = make(tmp_path, name, code=75)
-        event_file.append(
+        event_files.append(
             run.attempts()[0].events_file("stop"),
             kinds.Stop(reason=StopReason.SIGNAL, host="n1", signal="SIGTERM", step=7),
         )
         (run.path / "attempts/1/events").mkdir(parents=True)
-        event_file.append(run.path / "attempts/1/events/script.jsonl", kinds.Ended(code=0))
+        event_files.append(run.path / "attempts/1/events/script.jsonl", kinds.Ended(code=0))
         words = "slurmstepd: error: *** JOB 7 ON node1 CANCELLED AT 2026-11-22T04:27:25 DUE TO PREEMPTION ***"
         (run.path / "output-7.log").write_text(f"{words}\n")
     told = call("status", "a", "b").out
@@ -346,7 +346,7 @@ def test_the_list_of_data_sets_has_the_command_that_gets_each(call: Call, tmp_pa
     folder = tmp_path / "my data"
     answer = call("data", "--data-dir", str(folder))
     lines = {line.split()[0]: line for line in answer.out.splitlines()}
-    assert (answer.code, list(lines)) == (0, list(datasets.KNOWN))
+    assert (answer.code, list(lines)) == (0, list(image_data.KNOWN))
     assert lines["mnist"] == (f"mnist           not here; python -m launcher data fetch mnist --data-dir '{folder}'")
     assert lines["digits"].endswith("(part of the launcher)")
 
@@ -363,7 +363,7 @@ def test_a_damaged_data_set_is_a_failure(call: Call, tmp_path: Path) -> None:
 def test_a_download_that_fails_is_a_failure_and_no_bad_input(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
-    monkeypatch.setattr(datasets, "PAUSE", 0)
+    monkeypatch.setattr(image_data, "PAUSE", 0)
     mirror = f"file://{tmp_path}/nothing"
     answer = call("data", *line.format(here=tmp_path).split(), "--mirror", mirror)
     assert (answer.code, answer.out) == (1, "")
@@ -372,7 +372,7 @@ def test_a_download_that_fails_is_a_failure_and_no_bad_input(
 
 
 def test_fetch_tells_where_the_data_set_is(call: Call, tmp_path: Path) -> None:
-    folder = datasets.find("digits").dir
+    folder = image_data.find("digits").dir
     assert call("data", "fetch", "digits", "--data-dir", str(tmp_path)).out == f"digits is in {folder}\n"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.status import UNREADABLE, Rows, plain, runs_table
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs import events as kinds
 from launcher.runs.directory import FORMAT, Run
 from launcher.runs.sweep_directory import Sweep
@@ -46,16 +46,16 @@ def running(folder: Path, name: str = "whole", job: str = "7") -> Run:
         for each in ("events", "logs", "preflight"):
             (attempt / each).mkdir(parents=True)
         events = attempt / "events"
-        event_file.append(events / "script.jsonl", kinds.Started(job=job, host="node1"))
-        event_file.append(events / "node-0.jsonl", kinds.Met(ranks=2, members=1))
-        event_file.append(events / "node-0.jsonl", kinds.Fault(error="ValueError: ü", rank=1, host="node1"))
-        event_file.append(events / "rank-0.jsonl", kinds.Progress(step=1, total=9))
-        event_file.append(events / "rank-0.jsonl", kinds.Evaluated(step=1, values={"loss": 0.5}))
-        event_file.append(events / "rank-0.jsonl", kinds.Progress(step=5, total=9))
-        event_file.append(events / "checkpoint.jsonl", kinds.Saved(step=4, bytes=3))
+        event_files.append(events / "script.jsonl", kinds.Started(job=job, host="node1"))
+        event_files.append(events / "node-0.jsonl", kinds.Met(ranks=2, members=1))
+        event_files.append(events / "node-0.jsonl", kinds.Fault(error="ValueError: ü", rank=1, host="node1"))
+        event_files.append(events / "rank-0.jsonl", kinds.Progress(step=1, total=9))
+        event_files.append(events / "rank-0.jsonl", kinds.Evaluated(step=1, values={"loss": 0.5}))
+        event_files.append(events / "rank-0.jsonl", kinds.Progress(step=5, total=9))
+        event_files.append(events / "checkpoint.jsonl", kinds.Saved(step=4, bytes=3))
         (attempt / "exit_code").write_text("75\n" if code else "")
         if code:
-            event_file.append(events / "script.jsonl", kinds.Ended(code=code))
+            event_files.append(events / "script.jsonl", kinds.Ended(code=code))
     (run.path / "lease").write_text(f"{job} 1 node1\n")
     run.write_result({"loss": 1})
     return run
@@ -195,4 +195,4 @@ def test_a_run_of_another_version_is_told_as_such(tmp_path: Path, values: dict[s
 def test_an_event_without_what_readers_rely_on_is_left_out(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"time": 1, "event": "first"}\n' + line + b'\n{"time": 2, "event": "last"}\n')
-    assert [event["event"] for event in event_file.read(path)] == ["first", "last"]
+    assert [event["event"] for event in event_files.read(path)] == ["first", "last"]

@@ -29,7 +29,7 @@ from launcher.failures.codes import FaultCode, NextReason, PreflightThen, StopRe
 from launcher.files.shared_files import Wrong, read_json
 from launcher.monitoring.run_status import JobMonitor, all_statuses, status_of
 from launcher.reports import collect, page, sections
-from launcher.runs import directory, event_file
+from launcher.runs import directory, event_files
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.runs.output import Stream
@@ -77,28 +77,30 @@ def sample(folder: Path, name: str = "sample", *, job: str = "8", code: int | No
         for each in ("events", "logs"):
             (attempt / each).mkdir(parents=True)
         events = attempt / "events"
-        event_file.append(events / "script.jsonl", kinds.Started(job=job, host="node1", output=0))
+        event_files.append(events / "script.jsonl", kinds.Started(job=job, host="node1", output=0))
         node = events / "node-0.jsonl"
-        event_file.append(node, kinds.Met(ranks=2, members=1, round=0, host="node1", torch="2", interface="lo", port=5))
+        event_files.append(
+            node, kinds.Met(ranks=2, members=1, round=0, host="node1", torch="2", interface="lo", port=5)
+        )
         wrong = kinds.Observation("slow")
         bad = (kinds.NodeFinding("node2", "node2", "device", wrong),)
-        event_file.append(node, kinds.Preflighted(round=0, then=PreflightThen.WITHOUT, nodes=2, bad=bad, seconds=0.5))
-        event_file.append(node, kinds.Restart(round=1, rank=0, signal="SIGKILL", step=3, world_size=2))
-        event_file.append(node, kinds.Resized(round=1, members=1, world_size=2, size=2))
-        event_file.append(
+        event_files.append(node, kinds.Preflighted(round=0, then=PreflightThen.WITHOUT, nodes=2, bad=bad, seconds=0.5))
+        event_files.append(node, kinds.Restart(round=1, rank=0, signal="SIGKILL", step=3, world_size=2))
+        event_files.append(node, kinds.Resized(round=1, members=1, world_size=2, size=2))
+        event_files.append(
             events / "rank-0.jsonl", kinds.Progress(step=1, total=9, values={"loss": 0.5, "images_per_s": 3.5})
         )
-        event_file.append(events / "rank-0.jsonl", kinds.Evaluated(step=1, values={"loss": 0.5}))
-        event_file.append(events / "rank-0.jsonl", kinds.Progress(step=5, total=9))
-        event_file.append(events / "checkpoint.jsonl", kinds.Saved(step=4, bytes=3, seconds=0.5, checkpoint="x"))
-        event_file.append(events / "checkpoint.jsonl", kinds.SaveFailure(step=4, error="full"))
+        event_files.append(events / "rank-0.jsonl", kinds.Evaluated(step=1, values={"loss": 0.5}))
+        event_files.append(events / "rank-0.jsonl", kinds.Progress(step=5, total=9))
+        event_files.append(events / "checkpoint.jsonl", kinds.Saved(step=4, bytes=3, seconds=0.5, checkpoint="x"))
+        event_files.append(events / "checkpoint.jsonl", kinds.SaveFailure(step=4, error="full"))
         if number == 0 or code is not None:
-            event_file.append(
+            event_files.append(
                 node, kinds.Fault(error="ValueError: ü", rank=1, host="node1", code=FaultCode.RAISED,
                 step=5, traceback="Traceback:\n  File x\nValueError: ü", memory={"used": 5, "limit": 7}))  # fmt: skip
-            event_file.append(node, kinds.Stop(reason=StopReason.SIGNAL, step=5, host="node1"))
-            event_file.append(events / "script.jsonl", kinds.Continues(what="here", reason=NextReason.RESUMABLE))
-            event_file.append(events / "script.jsonl", kinds.Ended(code=75 if number == 0 else code))
+            event_files.append(node, kinds.Stop(reason=StopReason.SIGNAL, step=5, host="node1"))
+            event_files.append(events / "script.jsonl", kinds.Continues(what="here", reason=NextReason.RESUMABLE))
+            event_files.append(events / "script.jsonl", kinds.Ended(code=75 if number == 0 else code))
         (attempt / "logs/rank-1.err").write_text("Traceback (most recent call last):\nValueError: ü\n")
         (attempt / "logs/rank-1.out").write_text("hello\n")
     (run.path / f"output-{job}.log").write_text("[0] hello\nslurmstepd: error: x\n")
@@ -405,9 +407,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_file_takes_gigabytes(tmp_path: Path, make: Callable[[Path], None], bounded: None) -> None:
     path = tmp_path / "file.jsonl"
     make(path)
-    assert list(event_file.read(path)) == []
-    assert event_file.read_ends(str(path)) == []
-    event_file.problems(path)
+    assert list(event_files.read(path)) == []
+    assert event_files.read_ends(str(path)) == []
+    event_files.problems(path)
     assert isinstance(read_json(path), Wrong)
 
 

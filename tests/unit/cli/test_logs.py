@@ -13,7 +13,7 @@ import pytest
 from launcher.cli import commands, logs, progress
 from launcher.errors import RunError
 from launcher.paths import PACKAGE
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from tests.unit.faults import FileServer
@@ -33,7 +33,7 @@ def attempt(run: Run, number: int, job: str, **ranks: str) -> None:
     folder = run.path / "attempts" / str(number)
     for name in ("events", "logs"):
         (folder / name).mkdir(parents=True)
-    event_file.append(folder / "events" / "script.jsonl", kinds.Started(job=job, output=0))
+    event_files.append(folder / "events" / "script.jsonl", kinds.Started(job=job, output=0))
     for name, text in ranks.items():
         stream, _, rank = name.partition("_")
         (folder / "logs" / f"rank-{rank}.{stream}").write_text(text)
@@ -105,9 +105,9 @@ def test_it_follows_from_one_attempt_to_the_next(
 ) -> None:
     attempt(run, 0, "7", out_0="a\n")
     steps = iter([
-        lambda: event_file.append(run.attempts()[0].events_file("script"), kinds.Ended(code=75)),
+        lambda: event_files.append(run.attempts()[0].events_file("script"), kinds.Ended(code=75)),
         lambda: attempt(run, 1, "8", out_0="b\n"),
-        lambda: event_file.append(run.attempts()[1].events_file("script"), kinds.Ended(code=0)),
+        lambda: event_files.append(run.attempts()[1].events_file("script"), kinds.Ended(code=0)),
     ])  # fmt: skip
     queried = []
 
@@ -119,7 +119,7 @@ def test_it_follows_from_one_attempt_to_the_next(
         return step is None
 
     monkeypatch.setattr(logs, "_is_over", lambda _: over)
-    monkeypatch.setattr("launcher.schedulers.query_cache.interval", lambda *_: 0.0)
+    monkeypatch.setattr("launcher.schedulers.job_cache.interval", lambda *_: 0.0)
     assert shown("a", "-f") == "[0] a\n--- attempt 1, job 8, 12:03 ---\n[0] b\n"
     assert len(queried) == 4  # whenever the record changed, and never else
 
@@ -143,7 +143,7 @@ def test_a_file_server_that_is_silent_for_a_while_ends_nothing(
 
     monkeypatch.setattr(logs, "_is_over", lambda _: over)
     monkeypatch.setattr(logs, "QUIET", 0.0)
-    monkeypatch.setattr("launcher.schedulers.query_cache.interval", lambda *_: 0.0)
+    monkeypatch.setattr("launcher.schedulers.job_cache.interval", lambda *_: 0.0)
     monkeypatch.setattr(progress.time, "sleep", sleep)
     assert commands.main(["logs", "a", "-f"]) == 0
     printed = capsys.readouterr()

@@ -17,7 +17,7 @@ from launcher.diagnose import verdict as diagnosis
 from launcher.errors import LauncherError
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.monitoring import run_status
-from launcher.runs import event_file, events
+from launcher.runs import event_files, events
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.output import tail
@@ -48,12 +48,12 @@ def attempt(run: Run, number: int = 0, *, ended: int | None = 1, output: int = 0
     made = Attempt(run, number)
     (made.path / "events").mkdir(parents=True)
     made.logs.mkdir()
-    event_file.append(made.events_file("script"), kinds.Started(job="7", host="node1", output=output))
+    event_files.append(made.events_file("script"), kinds.Started(job="7", host="node1", output=output))
     if fault:
         values = {"event": "fault", "host": "node2", "ends_with": 1, **fault}
-        event_file.append(made.events_file("node-0"), events.from_entry(values))
+        event_files.append(made.events_file("node-0"), events.from_entry(values))
     if ended is not None:
-        event_file.append(made.events_file("script"), kinds.Ended(code=ended))
+        event_files.append(made.events_file("script"), kinds.Ended(code=ended))
     return made
 
 
@@ -188,7 +188,7 @@ def test_a_hang_shows_the_stacks_of_its_last_round(made: Run, call: Call) -> Non
     attempt_made = attempt(
         made, rank=1, code="hang", host="node1", accused=[{"host": "node2", "rank": 1}], limit="launch.hang_timeout",
     )  # fmt: skip
-    event_file.append(
+    event_files.append(
         attempt_made.events_file("node-0"),
         kinds.Restart(round=1, code=FaultCode.SIGNALLED, rank=0, host="node1", signal="SIGKILL"),
     )
@@ -216,7 +216,7 @@ def test_a_run_that_is_not_over_says_so(made: Run, call: Call, monkeypatch: pyte
     )
     assert call("a") == (1, "a is not over: it is queued (PENDING (Resources))\nsee python -m launcher why a\n")
     attempt(made, ended=75)
-    event_file.append(Attempt(made, 0).events_file("stop"), kinds.Stop(reason=StopReason.TIME_LIMIT, step=7))
+    event_files.append(Attempt(made, 0).events_file("stop"), kinds.Stop(reason=StopReason.TIME_LIMIT, step=7))
     code, shown = call("a")
     assert code == 1
     assert shown.startswith("attempt 0  wall-time: its time is nearly up at step 7\n\na is not over")
@@ -304,7 +304,7 @@ def test_a_requeued_jobs_attempt_finds_its_own_part_of_accounting(made: Run) -> 
     pasts = client.parse(SACCT)
     begun = time.mktime(time.strptime("2026-11-21T21:08:36", "%Y-%m-%dT%H:%M:%S"))
     first = attempt(made)
-    event_file.append(first.events_file("script"), kinds.Started(job="7"))
+    event_files.append(first.events_file("script"), kinds.Started(job="7"))
     text = first.events_file("script").read_text().splitlines()
     first.events_file("script").write_text(json.dumps({**json.loads(text[0]), "time": begun}) + "\n")
     assert diagnosis.execution_of(pasts, first, last=False) == pasts[0]

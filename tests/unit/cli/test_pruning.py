@@ -18,7 +18,7 @@ from launcher.errors import ConfigError
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import JobMonitor
 from launcher.plan.plan import PILOT_ENTRY, JobPlan
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.runs.lease import SUBMITTING, only_submitter
@@ -95,7 +95,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(time, "time", lambda: OLD)
             for path, event in written:
-                event_file.append(path, event)
+                event_files.append(path, event)
         return run
 
     return made
@@ -202,7 +202,7 @@ def test_a_sweep_is_removed_though_no_file_can_be_made(
 def test_a_run_that_goes_on_meanwhile_stays(make: Callable[..., Run], tmp_path: Path) -> None:
     run = make("a", code=1)
     found = cleanup.survey(tmp_path, JobMonitor())[0]
-    event_file.append(run.path / "attempts/0/events/s.jsonl", kinds.Ended(code=1))  # its last news is of now
+    event_files.append(run.path / "attempts/0/events/s.jsonl", kinds.Ended(code=1))  # its last news is of now
     assert cleanup.remove(found, tmp_path, time.time() - 30 * DAY, ["failed"], JobMonitor()) == "it is younger"
     assert run.path.exists()
 

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.cli import report
 from launcher.cli.report import has_browser
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs.directory import Attempt
 from launcher.runs.events import Progress
 from tests.unit.sweep_runs import end, make_sweep
@@ -39,7 +39,7 @@ def test_of_a_sweep_only_the_events_of_points_with_curves_are_read(
         end(sweep.run(index), 0, metrics={"accuracy": accuracy})
         for step in (1, 2):
             progress = Progress(step=step, total=2, values={"loss": 1 / (index + step)})
-            event_file.append(sweep.run(index).attempts()[0].events_file("rank-0"), progress)
+            event_files.append(sweep.run(index).attempts()[0].events_file("rank-0"), progress)
     read, events = [], Attempt.events
     monkeypatch.setattr(Attempt, "events", lambda self: read.append(self.run.path.name) or events(self))
     monkeypatch.setattr(report, "MOST_CURVES", 2)

@@ -11,7 +11,7 @@ import pytest
 from launcher.__main__ import main
 from launcher.cli.progress import Bars
 from launcher.formatting import Screen, clean, cleaned, coloured, one_line, raw, write_output
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs import events as kinds
 from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
@@ -100,7 +100,9 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_and_words_of_schedulers(tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     name = f"run{TITLE}{ABOVE}\n  forged"
     run = sample(tmp_path, name, job="7", code=None)
-    event_file.append(run.path / "attempts/1/events/node-0.jsonl", kinds.Fault(error=f"x{CLIPBOARD}", rank=0, host="h"))
+    event_files.append(
+        run.path / "attempts/1/events/node-0.jsonl", kinds.Fault(error=f"x{CLIPBOARD}", rank=0, host="h")
+    )
     words = [str(run.path) if each == "NAME" else each for each in options]
     assert main(["status", *words, "--runs-dir", str(tmp_path)]) == 0
     shown = capsys.readouterr()

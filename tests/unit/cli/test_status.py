@@ -27,7 +27,7 @@ from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.failures.codes import StopReason
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, all_statuses, each_status, status_of
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.history import history_of
@@ -279,7 +279,7 @@ def make(folder: Path, name: str, job: str, *, step: int | None = None, **plan: 
     values = plan_of(**plan)
     values = with_fields(values, checkpoint={"dir": f"{run.path}/checkpoints"})
     run.write_record(values, {}, {"launcher": "1", "token": "t"})
-    line = json.dumps(event(event_file.time.time() - 60, "submitted", job=job))  # by the clock of all events
+    line = json.dumps(event(event_files.time.time() - 60, "submitted", job=job))  # by the clock of all events
     (run.path / "journal.jsonl").write_text(f"{line}\n")
     if step is not None:
         begin(run, job, step=step)
@@ -297,7 +297,9 @@ def test_a_run_that_lost_a_node_has_the_others(
     tmp_path: Path, says: Callable[..., list[str]], job: tuple[JobState, str], size: list[int]
 ) -> None:
     run = make(tmp_path, "a", "1", step=3, nodes=3, procs_per_node=2, min_nodes=1)
-    event_file.append(run.attempts()[-1].events_file("node-0"), kinds.Resized(round=1, members=2, world_size=4, size=3))
+    event_files.append(
+        run.attempts()[-1].events_file("node-0"), kinds.Resized(round=1, members=2, world_size=4, size=3)
+    )
     says({"1": job})
     assert [rows(tmp_path)["a"][key] for key in ("nodes", "ranks")] == size
 
@@ -306,10 +308,10 @@ def test_a_run_that_is_queued_again_says_how_its_last_attempt_ended(
     tmp_path: Path, says: Callable[..., list[str]]
 ) -> None:
     run = make(tmp_path, "a", "1", step=3)
-    event_file.append(run.attempts()[-1].events_file("node-0"), kinds.Stop(reason=StopReason.SIGNAL, signal="SIGTERM"))
+    event_files.append(run.attempts()[-1].events_file("node-0"), kinds.Stop(reason=StopReason.SIGNAL, signal="SIGTERM"))
     events = run.attempts()[-1].events_file("script")
-    event_file.append(events, kinds.Stopped(step=3, saved=-1, preempted=True))
-    event_file.append(events, kinds.Ended(code=75))
+    event_files.append(events, kinds.Stopped(step=3, saved=-1, preempted=True))
+    event_files.append(events, kinds.Ended(code=75))
     make(tmp_path, "b", "2")
     says({"1": (JobState.PENDING, "PENDING"), "2": (JobState.PENDING, "PENDING")})
     shown = rows(tmp_path)
@@ -399,7 +401,7 @@ def test_a_look_at_many_runs_asks_once_however_long_it_takes(
     runs, clock = [make(tmp_path, str(number), str(number)) for number in range(9)], itertools.count(int(time.time()))
     ticking = SimpleNamespace(time=lambda: next(clock), monotonic=lambda: 0.0)
     monkeypatch.setattr("launcher.monitoring.run_status.time", ticking)
-    monkeypatch.setattr("launcher.schedulers.query_cache.time", ticking)
+    monkeypatch.setattr("launcher.schedulers.job_cache.time", ticking)
     asked = says({str(number): RUNNING for number in range(9)})
     follower = JobMonitor()
     each_status(runs, follower)
@@ -492,7 +494,7 @@ def test_a_follower_asks_less_often_while_nothing_changes(
     run, clock = make(tmp_path, "a", "1", step=3), itertools.count(int(time.time()))
     ticking = SimpleNamespace(time=lambda: next(clock), monotonic=lambda: 0.0)
     monkeypatch.setattr("launcher.monitoring.run_status.time", ticking)
-    monkeypatch.setattr("launcher.schedulers.query_cache.time", ticking)
+    monkeypatch.setattr("launcher.schedulers.job_cache.time", ticking)
     asked, follower = says({"1": RUNNING}), JobMonitor()
     for _ in range(300):
         status_of(run, follower)
@@ -541,7 +543,7 @@ def test_a_run_that_failed_long_ago_does_not_have_the_scheduler_asked_often(
     run, clock = make(tmp_path, "a", "1"), itertools.count(int(time.time()) + 3600)
     end(run, 1, job="1")
     ticking = SimpleNamespace(time=lambda: next(clock), monotonic=lambda: 0.0)
-    for module in ("launcher.monitoring.run_status", "launcher.schedulers.query_cache"):
+    for module in ("launcher.monitoring.run_status", "launcher.schedulers.job_cache"):
         monkeypatch.setattr(f"{module}.time", ticking)
     asked, follower = says({"2": RUNNING}), JobMonitor()
     assert {status_of(run, follower).state for _ in range(300)} == {RunState.FAILED}
@@ -553,7 +555,7 @@ def test_the_end_of_a_forgotten_job_is_asked_for_once_and_the_others_less_often(
 ) -> None:
     run, clock = make(tmp_path, "a", "1", step=3), itertools.count(int(time.time()))
     ticking = SimpleNamespace(time=lambda: next(clock), monotonic=lambda: float(next(clock)))
-    for module in ("launcher.monitoring.run_status", "launcher.schedulers.query_cache"):
+    for module in ("launcher.monitoring.run_status", "launcher.schedulers.job_cache"):
         monkeypatch.setattr(f"{module}.time", ticking)
     asked, follower = says({"2": RUNNING}, {"1": FAILED}), JobMonitor()
     assert {status_of(run, follower).state for _ in range(100)} == {RunState.FAILED}

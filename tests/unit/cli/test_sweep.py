@@ -20,10 +20,10 @@ from launcher.cli import commands
 from launcher.cli import sweep as sweep_command
 from launcher.cli.status import _row_of_sweep
 from launcher.errors import LauncherError
-from launcher.monitoring.sweep import PointStatus
+from launcher.monitoring.sweep_status import PointStatus
 from launcher.runs import live_index
-from launcher.runs.claims import EntryKind
 from launcher.runs.directory import Run
+from launcher.runs.point_claims import EntryKind
 from launcher.runs.sweep_directory import Point, Sweep, SweepManifest
 from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm

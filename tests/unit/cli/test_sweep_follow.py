@@ -12,8 +12,8 @@ import pytest
 from launcher.cli import progress, wait
 from launcher.errors import DONE, FAILED, RESUME
 from launcher.monitoring.run_status import JobMonitor, RunStatus
-from launcher.monitoring.sweep import STATES, WAITING, PointStatus, point_statuses
-from launcher.runs import event_file
+from launcher.monitoring.sweep_status import STATES, WAITING, PointStatus, point_statuses
+from launcher.runs import event_files
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.runs.lease import is_being_submitted, only_submitter
@@ -145,7 +145,7 @@ def test_looks_at_a_run_take_a_tenth_of_the_time(tmp_path: Path, monkeypatch: py
         looks.append(clock.now)
         clock.now += 5.0
         if len(looks) == 4:
-            event_file.append(events / "script.jsonl", kinds.Ended(code=0))
+            event_files.append(events / "script.jsonl", kinds.Ended(code=0))
         return read(run, live)
 
     monkeypatch.setattr(wait, "status_of", look)

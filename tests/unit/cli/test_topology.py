@@ -12,7 +12,7 @@ from launcher.cli import commands
 from launcher.cli.text import WIDTH
 from launcher.cli.topology import devices_of, node_tables
 from launcher.errors import RunError
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs.events import Bound
 from launcher.runs.health import bindings_event
 from tests.unit.binding import trees
@@ -83,6 +83,6 @@ def test_the_ranks_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(RunError, match="a has started no ranks yet"):
         commands.main(where)
     path = run.attempts()[-1].events_file("node-0")
-    event_file.append(path, told("polaris")[0])
+    event_files.append(path, told("polaris")[0])
     assert commands.main(where) == 0
     assert "  2     8      8-15,40-47   1     0000:85:00.0  -" in capsys.readouterr().out

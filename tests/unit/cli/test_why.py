@@ -13,8 +13,8 @@ from launcher.cli import explain as why
 from launcher.cli.explain import as_json, explain, moment, of_why, shown, start_lines
 from launcher.monitoring import run_status
 from launcher.runs import events as kinds
-from launcher.runs.claims import Claims, Manager
 from launcher.runs.directory import Run
+from launcher.runs.point_claims import Claims, Manager
 from launcher.schedulers.base import JobState
 from launcher.schedulers.pending import Explanation, Option, PendingFacts, Why
 from launcher.schedulers.slurm.scheduler import SlurmScheduler

@@ -25,7 +25,7 @@ from launcher.diagnose.verdict import (
     last_traceback,
     own_frames,
 )
-from launcher.failures import symptoms, text
+from launcher.failures import messages, symptoms
 from launcher.failures.codes import FaultCode, NextReason, StopReason
 from launcher.failures.symptoms import EndKind
 from launcher.monitoring.run_status import JobStatus, RunState
@@ -232,7 +232,7 @@ def test_where_gpus_are_missing_it_is_said_how_many_were_asked_for() -> None:
     told = raised("AssertionError: Torch not compiled with CUDA enabled")
     for gpus, words in ((0, "0 GPUs"), (1, "1 GPU"), (4, "4 GPUs")):
         cause = classify(failed(told, gpus=gpus)).cause
-        assert cause == f"{text.of_fault(told)}; it asked for {words} a node (gpus_per_node)"
+        assert cause == f"{messages.of_fault(told)}; it asked for {words} a node (gpus_per_node)"
     asked = plan_of(gpus_per_node=2)
     assert "resume run-1 gpus_per_node=1" in steps(EndKind.NO_GPU)
     assert "gpus_per_node" not in steps(EndKind.NO_GPU, plan=asked)
@@ -571,8 +571,8 @@ def test_the_verdict(evidence: Evidence, kind: EndKind, cause: str | None) -> No
     verdict = classify(evidence)
     assert verdict.kind is kind
     if cause is not None:
-        said = text.of_fault(evidence.fault) if isinstance(evidence.fault, Fault) else ""
-        said = said or (text.of_stop(evidence.stop) if evidence.stop else "")
+        said = messages.of_fault(evidence.fault) if isinstance(evidence.fault, Fault) else ""
+        said = said or (messages.of_stop(evidence.stop) if evidence.stop else "")
         assert verdict.cause == cause.replace(SAY, said)
 
 
@@ -625,20 +625,20 @@ def test_an_attempt_that_stopped(
     verdict = classify(Evidence(RunState.STOPPED, ended=75, scheduler="Slurm", stop=stop, stays=stays, **more))
     assert verdict.kind is kind
     if cause is not None:
-        assert verdict.cause == cause.replace(SAY, text.of_stop(stop))
+        assert verdict.cause == cause.replace(SAY, messages.of_stop(stop))
 
 
 def test_a_reason_is_not_told_twice() -> None:
     stop = Stop(reason=StopReason.STOP_FILE)
     again = Stays(what="stays", reason=NextReason.STOP_FILE)
-    assert classify(Evidence(RunState.STOPPED, stop=stop, stays=again)).cause == text.of_stop(stop)
+    assert classify(Evidence(RunState.STOPPED, stop=stop, stays=again)).cause == messages.of_stop(stop)
 
 
 @pytest.mark.parametrize("reason", [NextReason.NO_PROGRESS, NextReason.MAX_ATTEMPTS])
 def test_a_run_that_was_given_up(reason: NextReason) -> None:
     event = stays(reason, "given_up", attempts=3, step=7)
     verdict = classify(Evidence(RunState.FAILED, ended=93, stays=event))
-    assert verdict == Verdict(EndKind.NO_PROGRESS, text.of_next(event))
+    assert verdict == Verdict(EndKind.NO_PROGRESS, messages.of_next(event))
 
 
 def test_a_set_up_line_that_failed() -> None:
@@ -817,7 +817,7 @@ def test_what_the_users_own_code_has_saved_counts(tmp_path: Path, kind: str, fil
 
 
 def test_memory_of_a_cgroup_is_read(tmp_path: Path) -> None:
-    from launcher.agent import rank_status
+    from launcher.agent import rank_progress
 
     def write(path: str, text: str) -> None:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -829,7 +829,7 @@ def test_memory_of_a_cgroup_is_read(tmp_path: Path) -> None:
     write("sys/fs/cgroup/slurm/job_5/step_0/memory.events", "low 0\noom 1\noom_kill 1\n")
     write("sys/fs/cgroup/slurm/job_5/memory.max", f"{GIB}\n")
     write("sys/fs/cgroup/slurm/job_5/memory.peak", "1000\n")
-    watch = rank_status.Watch(tmp_path)
+    watch = rank_progress.Watch(tmp_path)
     assert {name: value for name, value in watch.read().items() if name != "largest"} == {"limit": GIB, "peak": 1000}
     write("sys/fs/cgroup/slurm/job_5/step_0/memory.events", "low 0\noom 2\noom_kill 2\n")
     write("proc/vmstat", "oom_kill 4\n")

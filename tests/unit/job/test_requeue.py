@@ -19,7 +19,7 @@ from launcher.files.shared_files import read_json, unwrap
 from launcher.job import requeue
 from launcher.job.requeue import What, counted, decide
 from launcher.monitoring.run_status import RunState
-from launcher.runs import saves
+from launcher.runs import user_checkpoints
 from launcher.runs.directory import Attempt, Events, Run
 from launcher.runs.events import Continues, Started, Stays, Stopped, Submitted
 from launcher.runs.job_file import NAME
@@ -293,7 +293,7 @@ def test_a_program_whose_saves_cannot_be_seen_is_not_given_up(
             raise found
         return found
 
-    monkeypatch.setattr(saves, "newest", newest)
+    monkeypatch.setattr(user_checkpoints, "newest", newest)
     told: list[Any] = []
     decision = requeue._continue(Attempt(run, 2), told.append, False)
     assert decision.what == "here"
@@ -308,7 +308,7 @@ def test_files_of_earlier_attempts_are_not_looked_through_once_a_new_one_is_foun
     (attempt.path / "events").mkdir(parents=True)
     Events(attempt, "script")(Started(job="1", host="node1"))
     began = int(attempt.events()[0]["time"] * 1e9)
-    monkeypatch.setattr(saves, "newest", lambda plan, enough, seconds: int(enough))
+    monkeypatch.setattr(user_checkpoints, "newest", lambda plan, enough, seconds: int(enough))
     for saved, enough in ((5, began), (2 * began, 2 * began)):
         assert requeue._saved(plan, attempt, [Stopped(step=-1, saved=saved, preempted=False)]) == enough
 

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import JobMonitor, RunState, status_of
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs.directory import Run
 from launcher.runs.events import Ended, Submitted, Submitting
 from launcher.runs.history import read_history
@@ -116,7 +116,7 @@ def test_a_job_with_the_token_of_another_run_is_not_the_runs(
     run.journal(Submitted(job="7"))
     begin(run, "7")
     if failed:
-        event_file.append(run.attempts()[0].events_file("script"), Ended(code=1))
+        event_files.append(run.attempts()[0].events_file("script"), Ended(code=1))
     cluster.jobs = {"7": SchedulerJob("7", JobState.RUNNING, "RUNNING", comment=comment, time_left=60)}
     seen = status_of(run, JobMonitor())
     if own:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from launcher.monitoring.run_status import of_point
-from launcher.monitoring.sweep import point_statuses
-from launcher.runs import claims
-from launcher.runs.claims import CLAIMS, Boards, Claims, EntryKind, Manager
+from launcher.monitoring.sweep_status import point_statuses
+from launcher.runs import point_claims
 from launcher.runs.events import ManagerBegan, ManagerEnded
+from launcher.runs.point_claims import CLAIMS, Boards, Claims, EntryKind, Manager
 from launcher.schedulers.base import JobState
 from tests.unit.clock import Clock
 from tests.unit.pilots.managers import PACKING, packed_sweep
@@ -51,7 +51,7 @@ def test_a_claim_in_the_moment_of_a_listing_is_seen_by_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time of a folder may be that of before, if two changes come within a tick of the kernel."""
-    sweep, clock = packed_sweep(tmp_path, 2), Clock(monkeypatch, claims)
+    sweep, clock = packed_sweep(tmp_path, 2), Clock(monkeypatch, point_claims)
     boards, folder = Boards(), Claims(sweep.path, 0)
     folder.add(0, 0, EntryKind.CLAIMED, A)
     times = (sweep.path / CLAIMS).stat()
@@ -63,7 +63,7 @@ def test_a_claim_in_the_moment_of_a_listing_is_seen_by_the_next_one(
 
 
 def test_claims_that_have_not_changed_are_not_listed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sweep, clock = packed_sweep(tmp_path, 2), Clock(monkeypatch, claims)
+    sweep, clock = packed_sweep(tmp_path, 2), Clock(monkeypatch, point_claims)
     boards, folder = Boards(), Claims(sweep.path, 0)
     folder.add(0, 0, EntryKind.CLAIMED, A)
     for _ in range(2):

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from launcher import processes
-from launcher.agent.control import Signals
+from launcher.agent.connection import Signals
 from launcher.pilots import manager
 from launcher.pilots.manager import SlotManager, packing_of
 from launcher.pilots.point_fork import Slot
-from launcher.runs.claims import Claims
 from launcher.runs.directory import Attempt, Run
+from launcher.runs.point_claims import Claims
 from launcher.runs.sweep_directory import Packing, Sweep
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import make_sweep

@@ -11,8 +11,8 @@ import pytest
 
 from launcher.pilots.manager import Board
 from launcher.processes import Process, namespace
-from launcher.runs.claims import Claims, EntryKind, Manager, State
 from launcher.runs.events import ManagerBegan, ManagerEnded
+from launcher.runs.point_claims import Claims, EntryKind, Manager, State
 from tests.unit.faults import FileServer
 
 A, B = Manager(0, 0, 0, 0), Manager(1, 0, 0, 0)

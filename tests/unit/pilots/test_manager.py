@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.control import Signals
+from launcher.agent.connection import Signals
 from launcher.errors import RESUME
 from launcher.pilots import manager
 from launcher.pilots.manager import Board, SlotManager
-from launcher.runs import event_file
-from launcher.runs.claims import Claims, EntryKind, Manager, State
+from launcher.runs import event_files
 from launcher.runs.directory import Run
 from launcher.runs.events import (
     Event,
@@ -25,6 +24,7 @@ from launcher.runs.events import (
     Progress,
     known,
 )
+from launcher.runs.point_claims import Claims, EntryKind, Manager, State
 from launcher.runs.sweep_directory import Sweep, TrialState
 from tests.unit.pilots.managers import Points, packed_sweep, slot_manager
 
@@ -46,7 +46,7 @@ def test_the_last_progress_of_a_pilot_is_that_all_points_are_over(
     """However short the points are: `status` would show a pilot that is done at 0 %."""
     sweep = packed_sweep(tmp_path, 3)
     slot_manager(sweep, Points({}), monkeypatch).run()
-    events = [*known(event_file.read(sweep.pilot(0).attempts()[0].events_file("rank-0")))]
+    events = [*known(event_files.read(sweep.pilot(0).attempts()[0].events_file("rank-0")))]
     told = [event for event in events if isinstance(event, Progress)]
     assert (told[-1].step, told[-1].total) == (3, 3)
 
@@ -156,7 +156,7 @@ def test_a_node_on_which_several_points_fail_takes_no_more(tmp_path: Path, monke
     sweep, points = packed_sweep(tmp_path, 9), Points(dict.fromkeys(range(1, 9), 1))
     slot_manager(sweep, points, monkeypatch).run()
     assert points.started == [0, 1, 2, 3]
-    events = list(known(event_file.read(Claims(sweep.path, 0).journal(Manager(0, 0, 0, 0)))))
+    events = list(known(event_files.read(Claims(sweep.path, 0).journal(Manager(0, 0, 0, 0)))))
     assert [event.points for event in events if isinstance(event, NodeLeftOut)] == [(1, 2, 3)]
     assert sum(isinstance(event, PointEnded) for event in events) == 4
 

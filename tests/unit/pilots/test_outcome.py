@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from launcher.pilots.manager import outcome
-from launcher.runs.claims import EntryKind
+from launcher.runs.point_claims import EntryKind
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.failures import text
+from launcher.failures import messages
 from launcher.pilots import point_fork
 from launcher.pilots.point_fork import Slot
 from launcher.rendezvous.rounds import Member, placements
@@ -37,7 +37,7 @@ def test_a_point_that_was_killed_has_a_cause_even_if_nothing_of_its_attempt_was_
         point_fork.close(attempt, 9, "node2", asked=asked)
         point_fork.close(attempt, 9, "node2", asked=asked)  # it has ended once
     first, second, third = (attempt.events() for attempt in run.attempts())
-    causes = [text.of_fault(fault) for fault in every([*first, *second], Fault)]
+    causes = [messages.of_fault(fault) for fault in every([*first, *second], Fault)]
     assert causes == ["the task on node2: killed by SIGKILL"] * 2
     assert [end.code for end in every([*first, *second, *third], Ended)] == [137] * 3
     assert not every(third, Fault)

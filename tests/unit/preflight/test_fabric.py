@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent import node_checks as checks
 from launcher.agent import preflight as attempt
-from launcher.agent.node_checks import CheckLevel, NodeCheck, check
+from launcher.agent import preflight_checks as checks
 from launcher.agent.preflight import CheckedNode
+from launcher.agent.preflight_checks import CheckLevel, NodeCheck, check
 from launcher.failures.codes import PreflightThen
 from launcher.worker import devices
 

@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from launcher import errors
-from launcher.agent import node_checks as checks
-from launcher.agent.node_checks import MIB, CheckLevel, CheckProblem, NodeCheck, check
+from launcher.agent import preflight_checks as checks
 from launcher.agent.preflight import CheckedNode, PreflightVerdict, decide, nodes_of
+from launcher.agent.preflight_checks import MIB, CheckLevel, CheckProblem, NodeCheck, check
 from launcher.failures.codes import PreflightThen
 from launcher.files.json_types import from_json
 from launcher.rendezvous import rounds

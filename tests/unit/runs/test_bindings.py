@@ -7,7 +7,7 @@ from pathlib import Path
 
 from launcher.binding import masks
 from launcher.binding.masks import RankDevices, parse
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Bound, Finished, Met, values
 from launcher.runs.health import bindings_event, differing_bindings, latest_bindings
@@ -42,7 +42,7 @@ def test_only_who_wants_them_reads_them(tmp_path: Path) -> None:
     file = attempt.events_file("node-0")
     file.parent.mkdir(parents=True)
     for each in (Met(ranks=2, members=1), bound(), Finished()):
-        event_file.append(file, each)
+        event_files.append(file, each)
     assert [each["event"] for each in attempt.latest_events()] == ["met", "finished"]
     assert latest_bindings(attempt.latest_events(bindings=True)) == latest_bindings(attempt.events()) != []
 

@@ -21,7 +21,7 @@ from launcher import bounds
 from launcher.errors import ConfigError, RunError
 from launcher.paths import new_id
 from launcher.plan.build import check_name
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run, current_attempt
 from launcher.runs.history import journal_events
@@ -279,18 +279,18 @@ def test_a_directory_that_was_never_finished_is_not_used(tmp_path: Path) -> None
 
 def test_a_line_that_is_half_written_or_no_event_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    event_file.append(path, kinds.CancelFailed(error="a\nb"))
+    event_files.append(path, kinds.CancelFailed(error="a\nb"))
     with path.open("ab") as file:
         file.write(b'\xff\xfe\n[1]\n"text"\n\n{"time": 2, "event": "second"}\n{"time": 3, "event": "thi')
-    assert [event["event"] for event in event_file.read(path)] == ["cancel_failed", "second"]
-    assert list(event_file.read(tmp_path / "none")) == []
+    assert [event["event"] for event in event_files.read(path)] == ["cancel_failed", "second"]
+    assert list(event_files.read(tmp_path / "none")) == []
 
 
 def test_events_of_many_writers_at_once_are_all_whole(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     writers = [
         threading.Thread(
-            target=lambda n=n: [event_file.append(path, kinds.CancelFailed(error=f"{n}" * 500)) for _ in range(50)]
+            target=lambda n=n: [event_files.append(path, kinds.CancelFailed(error=f"{n}" * 500)) for _ in range(50)]
         )
         for n in range(4)
     ]
@@ -298,7 +298,7 @@ def test_events_of_many_writers_at_once_are_all_whole(tmp_path: Path) -> None:
         writer.start()
     for writer in writers:
         writer.join()
-    assert len(list(event_file.read(path))) == len(path.read_text().splitlines()) == 200
+    assert len(list(event_files.read(path))) == len(path.read_text().splitlines()) == 200
 
 
 def test_the_events_of_an_attempt_are_merged_by_time(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.failures.codes import FaultCode
-from launcher.runs import event_file, events
+from launcher.runs import event_files, events
 from launcher.runs.directory import Attempt, Events, Run
 from launcher.runs.events import Accused, Event, Fault, Place, Resized, Restart, SetupFailed
 
@@ -35,7 +35,7 @@ def test_what_is_written_is_what_is_read(tmp_path: Path, event: Event) -> None:
     attempt = Attempt(Run(tmp_path), 0)
     attempt.events_file("x").parent.mkdir(parents=True)
     Events(attempt, "x")(event)
-    entries = list(event_file.read(attempt.events_file("x")))
+    entries = list(event_files.read(attempt.events_file("x")))
     (found,) = events.every(entries, type(event))
     assert dataclasses.replace(found, time=0.0) == event
     assert found.time == entries[0]["time"] > 0
@@ -57,14 +57,14 @@ def test_what_is_written_is_what_is_read(tmp_path: Path, event: Event) -> None:
 def test_an_event_that_does_not_fit_is_left_out_and_named(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
     path = tmp_path / "node-0.jsonl"
     path.write_text(json.dumps({"time": 1.0, "event": "fault", **events.values(FAULT), **changes}) + "\n")
-    assert list(event_file.read(path)) == []
-    assert event_file.problems(path) == [f"{path}, line 1: {why}"]
+    assert list(event_files.read(path)) == []
+    assert event_files.problems(path) == [f"{path}, line 1: {why}"]
 
 
 def test_fields_and_codes_of_a_newer_version_do_not_matter(tmp_path: Path) -> None:
     path = tmp_path / "node-0.jsonl"
     newer = {"code": "eaten_by_mice", "mice": 3, "accused": [{"host": "n", "mouse": "m"}]}
     path.write_text(json.dumps({"time": 1.0, "event": "fault", **newer}) + "\n")
-    assert event_file.problems(path) == []
-    (found,) = events.every(event_file.read(path), Fault)
+    assert event_files.problems(path) == []
+    (found,) = events.every(event_files.read(path), Fault)
     assert (found.code, found.accused) == (FaultCode.UNKNOWN, (Accused("n"),))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from launcher.failures.codes import PreflightThen
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs.events import NodeFinding, Observation, Preflighted
 from launcher.runs.health import preflight_lines, remarks
 
@@ -33,4 +33,4 @@ def test_a_preflight_in_lines(then: str, bad: Any, warnings: Any, lines: list[st
         round=0, then=PreflightThen(then), nodes=4, bad=tuple(bad), warnings=tuple(warnings), seconds=1.23
     )
     assert preflight_lines(event) == lines
-    assert remarks([{"event": "met"}, event_file.entry(event)]) == lines
+    assert remarks([{"event": "met"}, event_files.entry(event)]) == lines

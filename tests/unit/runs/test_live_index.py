@@ -14,7 +14,7 @@ import pytest
 from launcher.cli import status
 from launcher.cli.status import RECENT, Rows
 from launcher.errors import DONE
-from launcher.runs import event_file, live_index
+from launcher.runs import event_files, live_index
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.schedulers.base import JobState, SchedulerJob
@@ -72,7 +72,7 @@ def test_a_run_is_noted_when_it_is_handed_over_and_removed_when_it_was_seen_done
     assert shown(tmp_path) == {"a": "running"}
     assert noted(tmp_path) == {"a"}
     (run.path / "attempts/0/events").mkdir(parents=True)
-    event_file.append(run.path / "attempts/0/events/script.jsonl", kinds.Ended(code=DONE))
+    event_files.append(run.path / "attempts/0/events/script.jsonl", kinds.Ended(code=DONE))
     assert shown(tmp_path) == {"a": "done"}
     assert noted(tmp_path) == set()
 

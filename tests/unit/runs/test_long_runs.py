@@ -16,7 +16,7 @@ from launcher.cli import status as status_command
 from launcher.cli.progress import progress_of
 from launcher.monitoring.run_status import JobMonitor, RunStatus, status_of
 from launcher.reports.collect import Curve, collect, curves
-from launcher.runs import event_file, events
+from launcher.runs import event_files, events
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Ended, Evaluated, Event, Progress, Saved, Started, known
 from launcher.search.progress import PointReports
@@ -50,7 +50,7 @@ def attempt(tmp_path: Path) -> Attempt:
     made = Attempt(run, 0)
     for folder in ("events", "logs"):
         (made.path / folder).mkdir(parents=True)
-    event_file.append(made.events_file("script"), Started(time=1e9, job="7", host="node1"))
+    event_files.append(made.events_file("script"), Started(time=1e9, job="7", host="node1"))
     return made
 
 
@@ -83,7 +83,7 @@ def test_the_interval_between_events_grows_with_the_run(
         told.progress(step, steps, {"loss": 1 / step})
         if step % 100 == 0:
             told.evaluated(step, {"accuracy": 0.5})
-    loss, accuracy = curves([[event_file.entry(event) for event in written]])
+    loss, accuracy = curves([[event_files.entry(event) for event in written]])
     assert len(loss.steps) <= most_events(now) + 2
     assert gap(loss, step) < 0.005
     assert len(accuracy.steps) == step // 100, "what is rare is written whenever it is reported"
@@ -94,10 +94,10 @@ def test_the_interval_between_events_grows_with_the_run(
 
 
 def test_a_hundred_days_of_200_metrics_stay_small() -> None:
-    line = len(json.dumps(event_file.entry(Progress(step=10**7, total=10**7, values={
+    line = len(json.dumps(event_files.entry(Progress(step=10**7, total=10**7, values={
         f"layer_{number}/gradient_norm": 0.123456789 for number in range(200)
     }))))  # fmt: skip
-    step = len(json.dumps(event_file.entry(Progress(step=10**7, total=10**7))))
+    step = len(json.dumps(event_files.entry(Progress(step=10**7, total=10**7))))
     size = most_events(100 * DAY) * line + 100 * DAY / STEP * step
     assert size < 2 * bounds.EVENTS_BYTES
 
@@ -106,7 +106,7 @@ def test_a_hundred_days_of_200_metrics_stay_small() -> None:
 def test_a_number_that_no_reader_takes_is_refused(attempt: Attempt, value: Any) -> None:
     told = Reporter(attempt, 0)
     told.progress(5, 10, {"loss": value})
-    (event,) = events.every(event_file.read(attempt.events_file("rank-0")), Progress)
+    (event,) = events.every(event_files.read(attempt.events_file("rank-0")), Progress)
     assert (event.step, event.values) == (5, None), "the step is told, without the values"
 
 
@@ -123,13 +123,13 @@ def test_of_a_file_that_is_too_large_events_are_read_that_are_evenly_apart(
     monkeypatch.setattr(bounds, "EVENT_BYTES", 1 << 14)
     path = attempt.events_file("rank-0")
     path.write_text(lines(count, metrics))
-    found = list(event_file.read(path))
+    found = list(event_files.read(path))
     steps = [event["step"] for event in found]
     assert steps == sorted({*steps})
     assert (steps[0], steps[-1]) == (1, count)
     assert gap(curves([found])[0], count) < GAP
     assert len(found) <= 3_500
-    assert event_file.problems(path) == []
+    assert event_files.problems(path) == []
 
 
 def test_of_too_many_lines_some_are_read_that_are_evenly_apart(
@@ -138,7 +138,7 @@ def test_of_too_many_lines_some_are_read_that_are_evenly_apart(
     monkeypatch.setattr(bounds, "EVENTS_LINES", 1000)
     path = attempt.events_file("rank-0")
     path.write_text(lines(10_000))
-    found = list(event_file.read(path))
+    found = list(event_files.read(path))
     assert len(found) <= 1001
     assert (found[0]["step"], found[-1]["step"]) == (1, 10_000)
     assert gap(curves([found])[0], 10_000) < GAP
@@ -149,7 +149,7 @@ def test_of_too_many_lines_none_is_read_twice(attempt: Attempt, cut: str, monkey
     monkeypatch.setattr(bounds, "EVENTS_LINES", 1000)
     path = attempt.events_file("rank-0")
     path.write_text(lines(10_000) + lines(5, metrics=300).replace('"step": ', '"step": 1000') + cut)  # long ones last
-    steps = [event["step"] for event in event_file.read(path)]
+    steps = [event["step"] for event in event_files.read(path)]
     assert len(steps) == len({*steps})
     assert steps[-1] == 10005
 
@@ -167,7 +167,7 @@ def test_the_report_of_an_old_run_has_whole_curves(attempt: Attempt, monkeypatch
 @pytest.mark.parametrize("half", ["", '{"time": 1, "event": "progr'])
 def test_the_step_is_known_whatever_the_number_of_metrics(attempt: Attempt, metrics: int, half: str) -> None:
     values = {f"metric_{number}": 0.5 for number in range(metrics)}
-    evaluated = json.dumps(event_file.entry(Evaluated(time=2e9, step=40, values=values)))
+    evaluated = json.dumps(event_files.entry(Evaluated(time=2e9, step=40, values=values)))
     attempt.events_file("rank-0").write_text(lines(40, metrics) + evaluated + "\n" + half)
     seen = ended(attempt)
     assert progress_of(seen, time.time())["step"] == 40
@@ -186,7 +186,7 @@ def test_a_search_reads_all_reports_however_many_there_are(attempt: Attempt, mon
 
 
 def ended(attempt: Attempt) -> RunStatus:
-    event_file.append(attempt.events_file("script"), Ended(time=2e9, code=0))
+    event_files.append(attempt.events_file("script"), Ended(time=2e9, code=0))
     return status_of(attempt.run, JobMonitor())
 
 
@@ -198,17 +198,17 @@ def status(attempt: Attempt) -> None:
 def test_work_for_ten_times_the_events(
     tmp_path: Path, attempt: Attempt, command: Callable[[Attempt], object], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    validated, misfit = [0], event_file._misfit
+    validated, misfit = [0], event_files._misfit
 
     def counted(event: object) -> str | None:
         validated[0] += 1
         return misfit(event)
 
-    monkeypatch.setattr(event_file, "_misfit", counted)
+    monkeypatch.setattr(event_files, "_misfit", counted)
     counts = []
     for count in (1_000, 10_000):
         attempt.events_file("rank-0").write_text(lines(count))
-        saved = json.dumps(event_file.entry(Saved(time=1e9, step=1)))
+        saved = json.dumps(event_files.entry(Saved(time=1e9, step=1)))
         attempt.events_file("checkpoint").write_text(f"{saved}\n" * count)
         validated[0] = 0
         command(attempt)
@@ -219,6 +219,6 @@ def test_work_for_ten_times_the_events(
 def test_a_damaged_line_of_the_newest_is_named_by_status_and_any_by_report(attempt: Attempt) -> None:
     path = attempt.events_file("rank-0")
     path.write_text(lines(1000) + "oh\n" + lines(1000) + "no\n" + lines(1))
-    assert event_file.problems(path, ends=True) == [f"{path}, a line: it is no event"]
-    assert event_file.problems(path) == [f"{path}, line {number}: it is no event" for number in (1001, 2002)]
-    assert len(list(known(event_file.read(path)))) == 2001
+    assert event_files.problems(path, ends=True) == [f"{path}, a line: it is no event"]
+    assert event_files.problems(path) == [f"{path}, line {number}: it is no event" for number in (1001, 2002)]
+    assert len(list(known(event_files.read(path)))) == 2001

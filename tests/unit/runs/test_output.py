@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from launcher import bounds
 from launcher.errors import UnavailableError
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs import events as kinds
 from launcher.runs import output as printed
 from launcher.runs.directory import Run
@@ -35,7 +35,9 @@ def begin(run: Run, number: int, job: str, output: int | None) -> None:
     """Attempt `number` begins, after so many bytes of its job's output."""
     events = run.path / "attempts" / str(number) / "events"
     events.mkdir(parents=True)
-    event_file.append(events / "script.jsonl", kinds.Started(job=job, **({} if output is None else {"output": output})))
+    event_files.append(
+        events / "script.jsonl", kinds.Started(job=job, **({} if output is None else {"output": output}))
+    )
 
 
 def write(run: Run, text: str, job: str = "7") -> None:

@@ -23,8 +23,8 @@ from launcher.failures.codes import NextReason
 from launcher.job import requeue
 from launcher.job import wait_for_others as gate
 from launcher.job.requeue import What
-from launcher.monitoring.sweep import point_statuses
-from launcher.runs import directory, lease, live_index, saves
+from launcher.monitoring.sweep_status import point_statuses
+from launcher.runs import directory, lease, live_index, user_checkpoints
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run, report_start_failure
 from launcher.runs.events import Stopped
@@ -207,12 +207,12 @@ def test_saves_that_cannot_be_looked_at_do_not_count_as_none(
     folder.mkdir()
     (folder / "a.pt").touch()
     plan = with_fields(plan, checkpoint={"dir": str(folder)}, workdir=str(tmp_path))
-    assert saves.newest(plan) > 0
+    assert user_checkpoints.newest(plan) > 0
     assert agent.saved(plan, 5) is True
     assert agent.saved(plan, 1 << 62) is False
     server.fail("checkpoints")
     with pytest.raises(OSError, match="Input/output error"):
-        saves.newest(plan)
+        user_checkpoints.newest(plan)
     assert agent.saved(plan, 5) is None
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from launcher import bounds
-from launcher.runs import directory, event_file
+from launcher.runs import directory, event_files
 from launcher.runs.directory import Attempt, Events, Run
 from launcher.runs.events import Event, Finished, Met, Resized, Restart
 from launcher.search.progress import PointReports
@@ -27,7 +27,7 @@ def attempt(tmp_path: Path) -> Attempt:
 
 
 def steps(attempt: Attempt, event: str) -> list[int]:
-    return [each["step"] for each in event_file.read(attempt.events_file("rank-0")) if each["event"] == event]
+    return [each["step"] for each in event_files.read(attempt.events_file("rank-0")) if each["event"] == event]
 
 
 @pytest.mark.parametrize("event", ["progress", "evaluated"])
@@ -124,14 +124,14 @@ def test_other_ranks_tell_nothing(attempt: Attempt) -> None:
 def test_what_cannot_be_written_is_written_with_the_next_event(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
-    now, append, fails = 1000.0, event_file.append, True
+    now, append, fails = 1000.0, event_files.append, True
 
     def failing(path: Path, event: Event) -> None:
         if fails:
             raise OSError(number, os.strerror(number))
         append(path, event)
 
-    monkeypatch.setattr(event_file, "append", failing)
+    monkeypatch.setattr(event_files, "append", failing)
     monkeypatch.setattr(directory.time, "time", lambda: now)
     tell = Events(attempt, "rank-0")
     tell(Restart(error="a rank is gone", rank=1))
@@ -141,27 +141,27 @@ def test_what_cannot_be_written_is_written_with_the_next_event(
     fails, now = False, now + 1
     tell(Met(members=2, ranks=2))
     tell(Finished())
-    told = [(each["event"], each["time"]) for each in event_file.read(attempt.events_file("rank-0"))]
+    told = [(each["event"], each["time"]) for each in event_files.read(attempt.events_file("rank-0"))]
     assert told == [("restart", 1000.0), ("resized", 1001.0), ("met", 1002.0), ("finished", 1002.0)]
 
 
 def test_an_event_over_a_bound_does_not_keep_back_those_after_it(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append, fails = event_file.append, True
+    append, fails = event_files.append, True
 
     def failing(path: Path, event: Event) -> None:
         if fails:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         append(path, event)
 
-    monkeypatch.setattr(event_file, "append", failing)
+    monkeypatch.setattr(event_files, "append", failing)
     tell = Events(attempt, "rank-0")
     tell(Met(members=2, ranks=2))
     tell(Restart(error="x" * bounds.EVENT_BYTES, rank=1))
     fails = False
     assert tell(Finished())
-    assert [each["event"] for each in event_file.read(attempt.events_file("rank-0"))] == ["met", "finished"]
+    assert [each["event"] for each in event_files.read(attempt.events_file("rank-0"))] == ["met", "finished"]
 
 
 def test_numbers_of_numpy_and_torch_are_numbers(attempt: Attempt) -> None:
@@ -171,7 +171,7 @@ def test_numbers_of_numpy_and_torch_are_numbers(attempt: Attempt) -> None:
     found = {"accuracy": torch.ones(1), "found": numpy.bool_(True), "each": [numpy.int32(7)]}
     reporter.evaluated(torch.tensor(1), found)
     reporter.report({"accuracy": numpy.float32(3), "each": [torch.tensor(2)], "place": attempt.path})
-    told = [(each["step"], each["values"]) for each in event_file.read(attempt.events_file("rank-0"))]
+    told = [(each["step"], each["values"]) for each in event_files.read(attempt.events_file("rank-0"))]
     assert told == [(1, {"loss": 0.5, "layers": {"first": 0.25}}), (1, {"accuracy": 1.0, "found": True, "each": [7]})]
     assert attempt.run.result() == {"accuracy": 3.0, "each": [2], "place": str(attempt.path)}
 
@@ -184,7 +184,7 @@ def test_a_tensor_that_changes_later_is_reported_as_it_was(attempt: Attempt, mon
         reporter.progress(step, 0, {"total_loss": total})
     total.zero_()
     reporter.finish()
-    *_, last = event_file.read(attempt.events_file("rank-0"))
+    *_, last = event_files.read(attempt.events_file("rank-0"))
     assert last["values"] == {"total_loss": 0.5}
 
 
@@ -213,7 +213,7 @@ def test_half_a_line_of_a_full_disk_does_not_spoil_the_next_one(
     tell = Events(attempt, "rank-0")
     tell(Met(members=2, ranks=2))
     with monkeypatch.context() as patch:
-        patch.setattr(event_file.os, "write", nearly_full)
+        patch.setattr(event_files.os, "write", nearly_full)
         tell(Resized(round=1, members=1, world_size=1, size=2))
     tell(Finished())
-    assert [each["event"] for each in event_file.read(attempt.events_file("rank-0"))] == ["met", "resized", "finished"]
+    assert [each["event"] for each in event_files.read(attempt.events_file("rank-0"))] == ["met", "resized", "finished"]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import SubmissionError
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.schedulers.base import QueryError
@@ -191,5 +191,5 @@ def test_a_job_that_began_before_this_submission_is_not_taken_for_it(
     for job in known:
         run.journal(kinds.Submitted(job=job))
     run.journal(kinds.Submitting(token="token"))
-    event_file.append(run.path / "attempts/0/events/s.jsonl", kinds.Started(job="18"))
+    event_files.append(run.path / "attempts/0/events/s.jsonl", kinds.Started(job="18"))
     assert begun_job(run) == found

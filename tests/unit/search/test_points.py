@@ -13,7 +13,7 @@ import pytest
 from launcher.config.points import space_of
 from launcher.config.search_space import Goal, Method
 from launcher.plan.plan import as_dict
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs.directory import FORMAT, Run
 from launcher.runs.events import Ended, Evaluated, Event, Progress, Started
 from launcher.runs.history import journal_events
@@ -54,7 +54,7 @@ def journal(sweep: Sweep) -> Journal:
 
 def told(run: Run, *events: Event, attempt: int = 0) -> None:
     for each in events:
-        event_file.append(run.path / "attempts" / str(attempt) / "events" / "rank-0.jsonl", each)
+        event_files.append(run.path / "attempts" / str(attempt) / "events" / "rank-0.jsonl", each)
 
 
 def test_a_point_that_was_chosen_has_a_record_of_its_own(sweep: Sweep) -> None:
@@ -139,7 +139,7 @@ def test_a_failed_point_does_not_end_the_search(sweep: Sweep) -> None:
 
 def test_what_events_report_of_an_objective() -> None:
     entries = [
-        event_file.entry(each)
+        event_files.entry(each)
         for each in (
             Progress(step=1, total=10, values={"loss": 2.0}), Started(job="1", host="a"),
             Evaluated(step=1, values={"accuracy": 0.5, "test": {"loss": 1.0}}), Progress(step=2, total=0),
@@ -196,9 +196,9 @@ def test_the_time_of_a_point_is_that_of_all_its_attempts(tmp_path: Path) -> None
         begin(run, number=attempt)
         path = run.path / "attempts" / str(attempt) / "events" / "script.jsonl"
         path.unlink()
-        event_file.append(path, Started(job="1", host="a", time=began))
+        event_files.append(path, Started(job="1", host="a", time=began))
         if ended is not None:
-            event_file.append(path, Ended(code=75, time=ended))
+            event_files.append(path, Ended(code=75, time=ended))
     told(run, Progress(step=1, total=9, time=207.0), attempt=1)
     told(run, Progress(step=1, total=9, time=504.0), attempt=2)
     assert seconds_of(run) == 60.0 + 7.0 + 4.0

@@ -12,7 +12,7 @@ from launcher.config.schema import Config, DDPMnist, FSDPLm
 from launcher.errors import ConfigError
 from launcher.submission.prepare import Inputs
 from tests.unit.plans import hook_of, make_config
-from workloads import datasets, texts
+from workloads import image_data, text_data
 
 
 def classifier(**keys: Any) -> Config:
@@ -27,7 +27,7 @@ def language_model(**keys: Any) -> Config:
 
 def test_what_was_found_is_in_the_config() -> None:
     config, notes = Inputs().with_workload(classifier(dataset="auto"))
-    found = datasets.find("auto")
+    found = image_data.find("auto")
     assert config == replace(
         classifier(), workload=replace(classifier().workload, dataset=found.name, data_dir=str(found.dir))
     )
@@ -40,8 +40,8 @@ def test_each_is_looked_for_once_and_each_point_keeps_its_own_values(monkeypatch
     def counted(find: Any) -> Any:
         return lambda *arguments: asked.append(arguments) or find(*arguments)
 
-    monkeypatch.setattr(datasets, "find", counted(datasets.find))
-    monkeypatch.setattr(texts, "find", counted(texts.find))
+    monkeypatch.setattr(image_data, "find", counted(image_data.find))
+    monkeypatch.setattr(text_data, "find", counted(text_data.find))
     inputs = Inputs()
     for number in range(3):
         assert inputs.with_workload(classifier(lr=number + 1.0))[0].workload.lr == number + 1.0  # type: ignore[attr-defined]

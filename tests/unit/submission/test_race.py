@@ -13,7 +13,7 @@ from launcher.files import shared_files
 from launcher.plan.plan import JobPlan, member_plan, race_token
 from launcher.runs import lease
 from launcher.runs.directory import Run
-from launcher.runs.event_file import entry
+from launcher.runs.event_files import entry
 from launcher.runs.events import Ended, Started, Submitted
 from launcher.runs.history import history_of
 from launcher.submission.race import others, overrides_of, submit_all

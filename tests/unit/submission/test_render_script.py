@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.paths import own_module
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs.directory import Run
 from launcher.runs.job_file import NAME
 from launcher.submission import render
@@ -254,7 +254,7 @@ def test_a_node_that_does_not_see_the_launcher_is_told(sandbox: Sandbox) -> None
         },
         {"event": "ended", "code": 93},
     ]  # fmt: skip
-    assert not event_file.problems(sandbox.run_dir / "attempts/1/events/script.jsonl")
+    assert not event_files.problems(sandbox.run_dir / "attempts/1/events/script.jsonl")
 
 
 def test_an_element_whose_node_does_not_see_the_launcher_is_told(sandbox: Sandbox) -> None:

@@ -17,7 +17,7 @@ from launcher.config.schema import P2P, Checkpoint, Limits, Resume, ResumeHow
 from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
 from launcher.processes import Process
-from launcher.runs import event_file, lease
+from launcher.runs import event_files, lease
 from launcher.runs.directory import Run
 from launcher.runs.events import Event, Submitting, every
 from launcher.runs.history import journal_events, read_history
@@ -50,14 +50,14 @@ def handed_over(folder: Path, scheduler: str = "slurm", **keys: Any) -> Submitte
 
 def full_for(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full when this event is to be written."""
-    append = event_file.append
+    append = event_files.append
 
     def full(path: Path, told: Event, **how: Any) -> None:
         if told.event == event:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         append(path, told, **how)
 
-    monkeypatch.setattr(event_file, "append", full)
+    monkeypatch.setattr(event_files, "append", full)
 
 
 @pytest.mark.parametrize("part", [".record.json.", "payload.pkl", ".script.sh."])

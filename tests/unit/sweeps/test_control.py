@@ -13,11 +13,11 @@ import pytest
 
 from launcher.errors import RunError
 from launcher.files import run_files
-from launcher.monitoring.sweep import point_statuses
+from launcher.monitoring.sweep_status import point_statuses
 from launcher.runs import events as kinds
-from launcher.runs.claims import Claims, EntryKind, Manager
 from launcher.runs.directory import Run
 from launcher.runs.history import journal_events
+from launcher.runs.point_claims import Claims, EntryKind, Manager
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.pbs.client import PBS, short

@@ -11,8 +11,8 @@ from launcher.cli.multirun import Multirun
 from launcher.cli.sweep import show_results, show_status
 from launcher.errors import ConfigError
 from launcher.monitoring.run_status import JobMonitor
-from launcher.monitoring.sweep import point_statuses
-from launcher.runs.claims import Claims, EntryKind, Manager, left_out
+from launcher.monitoring.sweep_status import point_statuses
+from launcher.runs.point_claims import Claims, EntryKind, Manager, left_out
 from launcher.runs.sweep_directory import Sweep
 from launcher.sweeps import control
 from tests.unit.operations import Counted, operations

@@ -11,7 +11,7 @@ import pytest
 from launcher.config.schema import Debug, LaunchMode, Method
 from launcher.config.schema import Sweep as Keys
 from launcher.errors import ConfigError
-from launcher.runs.claims import LEASE, Claims, EntryKind, Manager
+from launcher.runs.point_claims import LEASE, Claims, EntryKind, Manager
 from launcher.runs.sweep_directory import Packing, Sweep
 from launcher.submission.submit import SubmittedRun
 from launcher.sweeps import prepare, submit

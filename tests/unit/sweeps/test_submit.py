@@ -12,12 +12,12 @@ from launcher.config.points import space_of
 from launcher.config.schema import BestIs, Checkpoint, Limits, ResumeHow, SearchBudget
 from launcher.config.search_space import Goal, Method
 from launcher.errors import ConfigError, SubmissionError
-from launcher.monitoring.sweep import point_statuses
+from launcher.monitoring.sweep_status import point_statuses
 from launcher.runs import events as kinds
 from launcher.runs import lookup
-from launcher.runs.claims import Claims, EntryKind, Manager, State
 from launcher.runs.directory import Run
 from launcher.runs.history import read_history
+from launcher.runs.point_claims import Claims, EntryKind, Manager, State
 from launcher.runs.sweep_directory import SearchRecord, Sweep
 from launcher.schedulers.slurm.client import Slurm
 from launcher.submission.submit import Interrupted

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from launcher.agent import node_checks as checks
+from launcher.agent import preflight_checks as checks
 from launcher.checkpoint import resumable, saving
 from launcher.runs.events import Observation
 from launcher.schedulers import topology
@@ -14,7 +14,7 @@ from launcher.worker import devices, process_group
 from launcher.worker.devices import BackendError
 from tests.fakes import xpu
 from tests.unit.plans import plan_of
-from workloads import bench, roof, training
+from workloads import hardware_limits, measurement, training
 from workloads.ranks import WorkloadError
 
 CPU, XPU = torch.device("cpu"), torch.device("xpu", 1)
@@ -90,7 +90,7 @@ def test_tiles_of_one_card_are_several_xpus(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_calls_are_timed_by_the_events_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = xpu.install(monkeypatch)
-    took = bench.time_on_device(
+    took = measurement.time_on_device(
         lambda: fake.calls.append(("call",)), lambda: fake.calls.append(("barrier",)), 2, XPU
     )  # fmt: skip
     assert took == [0.002, 0.002]
@@ -135,4 +135,4 @@ def test_the_hosts_memory_is_pinned_where_torch_can(
 def test_what_a_rank_can_allocate_is_its_xpus_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     xpu.install(monkeypatch)
     env = type("Env", (), {"device": XPU})()
-    assert roof.available_memory(env) == 3 << 30
+    assert hardware_limits.available_memory(env) == 3 << 30

@@ -16,7 +16,7 @@ import launcher
 from launcher.config.keys import opened
 from launcher.config.schema import Function
 from launcher.errors import RunError
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.torch_compat import destroy_without_gil
 from launcher.worker import process_group, stop
 from launcher.worker.main import make_checkpoint_folder
@@ -80,7 +80,7 @@ def test_the_step_is_told_where_the_program_does_not_tell_more(
         launcher.should_stop(step)
     launcher.progress(9, 100)
     launcher.should_stop(9)
-    events = list(event_file.read(tmp_path / "attempts/0/events/rank-0.jsonl"))
+    events = list(event_files.read(tmp_path / "attempts/0/events/rank-0.jsonl"))
     assert [(each["step"], each["total"]) for each in events] == [(7, 0), (8, 0), (9, 100)]
 
 

@@ -18,7 +18,7 @@ from launcher.worker.debugger import FOREVER
 from launcher.worker.stop import Settings, settings
 from tests.unit.plans import bare_plan
 from tests.unit.workloads.test_training import env_of
-from workloads.keys import members_of
+from workloads.benchmark_keys import members_of
 
 
 def place(rank: int, ranks_on: list[str]) -> Topology:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.checkpoint.resumable import GlobalBatchSampler, share
-from workloads.datasets import DatasetError, Found, find
+from workloads.image_data import DatasetError, Found, find
 from workloads.training import load, read_idx
 
 IMAGES = struct.pack(">4I", 0x803, 3, 2, 2) + bytes(range(12))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from workloads import collective
-from workloads.bench import bandwidths, bus_factor, spread
-from workloads.keys import OPERATIONS
+from workloads.benchmark_keys import OPERATIONS
+from workloads.measurement import bandwidths, bus_factor, spread
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workloads.keys import explicit_groups, groups_text, members_of, parse_groups
+from workloads.benchmark_keys import explicit_groups, groups_text, members_of, parse_groups
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads import bench, keys, operations
+from workloads import benchmark_keys, measurement, operations
 
 KEY = ("all_reduce", "world")
 
 
-def values_of(dtype: str, seed: int = 0) -> bench.Values:
-    return bench.Values(bench.torch_dtype(dtype), torch.device("cpu"), seed)
+def values_of(dtype: str, seed: int = 0) -> measurement.Values:
+    return measurement.Values(measurement.torch_dtype(dtype), torch.device("cpu"), seed)
 
 
 @given(
-    dtype=st.sampled_from(keys.DTYPES),
-    redop=st.sampled_from(keys.REDOPS),
+    dtype=st.sampled_from(benchmark_keys.DTYPES),
+    redop=st.sampled_from(benchmark_keys.REDOPS),
     n=st.one_of(st.integers(1, 9), st.sampled_from([127, 128, 300])),
     start=st.integers(0, 10**6),
     count=st.integers(1, 40),
@@ -48,8 +48,8 @@ def test_answers_are_exact(dtype: str, redop: str, n: int, start: int, count: in
     assert not (values.poison(count) == expected).any()
 
 
-@pytest.mark.parametrize("redop", keys.REDOPS)
-@pytest.mark.parametrize("dtype", keys.DTYPES)
+@pytest.mark.parametrize("redop", benchmark_keys.REDOPS)
+@pytest.mark.parametrize("dtype", benchmark_keys.DTYPES)
 def test_a_rank_that_is_left_out_or_counted_twice_is_noticed(dtype: str, redop: str) -> None:
     n, count = 4, 2000
     values = values_of(dtype)

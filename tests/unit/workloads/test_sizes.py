@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.keys import MOST, parse_seconds, parse_sizes
+from workloads.benchmark_keys import MOST, parse_seconds, parse_sizes
 
 
 @pytest.mark.parametrize(

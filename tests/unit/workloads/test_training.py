@@ -15,9 +15,9 @@ from torch import nn
 
 from launcher import Env
 from launcher.torch_compat import destroy_without_gil
-from workloads import bench, datasets, training
+from workloads import image_data, measurement, training
+from workloads.benchmark_keys import DTYPES, OPERATIONS, choose
 from workloads.invariant import GradientBuckets, _groups
-from workloads.keys import DTYPES, OPERATIONS, choose
 from workloads.ranks import WorkloadError, name_ranks
 from workloads.training import load
 
@@ -142,7 +142,9 @@ def test_buckets_keep_types_apart_and_fill_in_for_unused_parameters(group: Env) 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_test_values_depend_on_every_part_of_their_key(dtype: str) -> None:
     made = [
-        bench.Values(bench.torch_dtype(dtype), torch.device("cpu"), seed).make(256, source, destination, iteration)
+        measurement.Values(measurement.torch_dtype(dtype), torch.device("cpu"), seed).make(
+            256, source, destination, iteration
+        )
         for seed, source, destination, iteration in (
             (0, 1, 2, 3),
             (1, 1, 2, 3),
@@ -152,15 +154,15 @@ def test_test_values_depend_on_every_part_of_their_key(dtype: str) -> None:
         )
     ]
     for index, one in enumerate(made):
-        assert one.dtype == bench.torch_dtype(dtype)
+        assert one.dtype == measurement.torch_dtype(dtype)
         assert one.unique().numel() > 50
         for other in made[:index]:
-            assert bench.count_wrong(one, other) > 200
+            assert measurement.count_wrong(one, other) > 200
 
 
 def test_not_a_number_is_always_wrong() -> None:
     nan = torch.tensor([float("nan"), 1.0])
-    assert bench.count_wrong(nan, nan) == 1
+    assert measurement.count_wrong(nan, nan) == 1
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ def test_unknown_names_are_refused(chosen: str | list[str], text: str) -> None:
 
 def test_unknown_types_are_refused() -> None:
     with pytest.raises(ValueError, match=r"'float23' is no dtype.*Did you mean float32"):
-        bench.torch_dtype("float23")
+        measurement.torch_dtype("float23")
 
 
 def test_ranks_are_named_with_their_hosts() -> None:
@@ -231,7 +233,7 @@ def test_losses_of_micro_batches_are_added_without_rounding(group: Env) -> None:
 
 def test_between_the_chunks_of_an_evaluation_somebody_may_look_up(group: Env) -> None:
     calls: list[int] = []
-    data = load(datasets.find("digits"))
+    data = load(image_data.find("digits"))
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     scores = training.evaluate(model, data, group, chunk=100, between=lambda: calls.append(1))
     assert (len(calls), scores.samples) == (4, 360)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from workloads import datasets
-from workloads.datasets import Dataset, DatasetError, IdxFile, fetch, find
+from workloads import image_data
+from workloads.image_data import Dataset, DatasetError, IdxFile, fetch, find
 
 CONTENT = {
     "train-images-idx3-ubyte": struct.pack(">4I", 0x803, 6, 2, 2) + bytes(range(24)),
@@ -56,31 +56,31 @@ def write(folder: Path, name: str, plain: bool = False) -> Path:
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, Dataset]:
     """Two made-up data sets come first, and nothing that this machine may have installed is looked at."""
-    table = {"tiny": made_up("tiny"), "small": made_up("small"), "digits": datasets.DIGITS}
-    monkeypatch.setattr(datasets, "KNOWN", table)
-    monkeypatch.setattr(datasets, "PAUSE", 0)
+    table = {"tiny": made_up("tiny"), "small": made_up("small"), "digits": image_data.DIGITS}
+    monkeypatch.setattr(image_data, "KNOWN", table)
+    monkeypatch.setattr(image_data, "PAUSE", 0)
     return table
 
 
 def test_the_real_table_is_complete() -> None:
-    for dataset in (datasets.MNIST, datasets.FASHION, datasets.DIGITS):
+    for dataset in (image_data.MNIST, image_data.FASHION, image_data.DIGITS):
         assert [file.name for file in dataset.files] == list(CONTENT)
         assert 0.5 < dataset.accuracy < 1 and dataset.epochs > 0
         assert all(re.fullmatch("[0-9a-f]{64}", sha256) for file in dataset.files for sha256 in file.sha256)
         assert len({sha256 for file in dataset.files for sha256 in file.sha256}) >= 4
-        assert dataset.mirrors or dataset is datasets.DIGITS
+        assert dataset.mirrors or dataset is image_data.DIGITS
 
 
 def test_the_digits_are_part_of_the_launcher(tmp_path: Path) -> None:
     found = find("digits", tmp_path)
     assert (found.name, found.how, len(found.files)) == ("digits", "part of the launcher", 4)
-    assert found.dataset is datasets.DIGITS
+    assert found.dataset is image_data.DIGITS
     assert find("auto", tmp_path) == found == fetch("digits", tmp_path)
 
 
 def test_the_login_node_needs_no_torch() -> None:
-    code = "import sys, workloads.datasets as d; d.find('digits'); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(datasets.__file__).parent.parent)
+    code = "import sys, workloads.image_data as d; d.find('digits'); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(image_data.__file__).parent.parent)
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["packed", "plain"])
@@ -114,7 +114,7 @@ def test_a_system_package_is_found(tmp_path: Path, known: dict[str, Dataset]) ->
 
 
 def test_what_is_not_there_is_told_with_the_command_that_gets_it(tmp_path: Path) -> None:
-    assert datasets.KNOWN["tiny"].find(tmp_path) is None
+    assert image_data.KNOWN["tiny"].find(tmp_path) is None
     with pytest.raises(DatasetError, match="data set tiny is not on this machine") as told:
         find("tiny", tmp_path)
     assert f"{CURE} --data-dir {tmp_path}" in str(told.value)

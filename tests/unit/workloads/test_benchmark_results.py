@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.results import Results, against, as_csv, compare, label, read
+from workloads.benchmark_results import Results, against, as_csv, compare, label, read
 
 
 def row(op: str = "all_reduce", busbw: float | None = 1e9, size: int = 1024, **changes: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from launcher.checkpoint.agreement import one_line
+from launcher.checkpoint.collectives import one_line
 from launcher.checkpoint.format import Damaged
 from launcher.checkpoint.state import bytes_of, local_part, offset_of
 from launcher.checkpoint.storage import load_saved

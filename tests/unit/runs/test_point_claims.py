@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from launcher import bounds
 from launcher.errors import RunError
-from launcher.runs import claims
-from launcher.runs.claims import Claims, EntryKind, LogEntry, Manager, PointLog, State
+from launcher.runs import point_claims
 from launcher.runs.events import ManagerIdle
+from launcher.runs.point_claims import Claims, EntryKind, LogEntry, Manager, PointLog, State
 
 A, B, C = Manager(0, 0, 0, 0), Manager(1, 0, 0, 0), Manager(1, 0, 0, 1)
 
@@ -54,13 +54,13 @@ def log(*kinds: EntryKind) -> list[LogEntry]:
     ],
 )
 def test_a_log_says_what_a_point_is(kinds: Sequence[EntryKind], state: State) -> None:
-    found = claims.fold(log(*kinds), retries=1)
+    found = point_claims.fold(log(*kinds), retries=1)
     assert (found.state, found.next) == (state, len(kinds))
 
 
 @given(st.lists(st.builds(LogEntry, st.sampled_from(EntryKind), st.sampled_from([A, B]))), st.integers(0, 3))
 def test_a_point_is_held_exactly_if_its_last_entry_is_a_claim(entries: list[LogEntry], retries: int) -> None:
-    found = claims.fold(entries, retries)
+    found = point_claims.fold(entries, retries)
     held = bool(entries) and entries[-1].kind is EntryKind.CLAIMED
     assert (found.state is State.HELD) == held
     assert found.owner == (entries[-1].manager if held else None)
@@ -83,7 +83,7 @@ def test_a_point_is_held_exactly_if_its_last_entry_is_a_claim(entries: list[LogE
 def test_who_may_take_a_point_over(
     owner: Manager, mine: Manager, alive: bool | None, unchanged: float, may: bool
 ) -> None:  # fmt: skip
-    assert claims.may_take_over(owner, mine, alive, unchanged, lease=90.0) is may
+    assert point_claims.may_take_over(owner, mine, alive, unchanged, lease=90.0) is may
 
 
 FREE, HELD, DONE = PointLog(), PointLog(State.HELD, A, 1, begun=True), PointLog(State.DONE, None, 2, begun=True)
@@ -99,22 +99,22 @@ HOSTS = {A: "a", B: "b", C: "c"}
 
 def test_stopped_points_come_first_then_new_ones_then_those_that_failed_elsewhere() -> None:
     logs = {0: DONE, 1: failed(B), 2: STOPPED, 3: HELD, 5: HELD}
-    assert claims.next_points(logs, 7, A, hosts=HOSTS, live=["a", "b"]) == [2, 4, 6, 1]
-    assert claims.next_points(logs, 7, A, hosts=HOSTS, live=["a"], taken_over=[5]) == [2, 5, 4, 6, 1]
+    assert point_claims.next_points(logs, 7, A, hosts=HOSTS, live=["a", "b"]) == [2, 4, 6, 1]
+    assert point_claims.next_points(logs, 7, A, hosts=HOSTS, live=["a"], taken_over=[5]) == [2, 5, 4, 6, 1]
 
 
 def test_a_point_is_retried_on_the_node_where_it_failed_only_if_there_is_no_other() -> None:
     logs = {0: failed(A)}
-    assert claims.next_points(logs, 1, A, hosts=HOSTS, live=["a", "b"]) == []
-    assert claims.next_points(logs, 1, B, hosts=HOSTS, live=["a", "b"]) == [0]
-    assert claims.next_points(logs, 1, A, hosts=HOSTS, live=["a"]) == [0]
-    assert claims.next_points({0: failed(A, B)}, 1, A, hosts=HOSTS, live=["a", "b"]) == [0]
+    assert point_claims.next_points(logs, 1, A, hosts=HOSTS, live=["a", "b"]) == []
+    assert point_claims.next_points(logs, 1, B, hosts=HOSTS, live=["a", "b"]) == [0]
+    assert point_claims.next_points(logs, 1, A, hosts=HOSTS, live=["a"]) == [0]
+    assert point_claims.next_points({0: failed(A, B)}, 1, A, hosts=HOSTS, live=["a", "b"]) == [0]
 
 
 @given(st.integers(0, 40), st.integers(1, 5), st.sets(st.integers(0, 39)))
 def test_each_manager_is_offered_every_point_that_nobody_has_begun(count: int, managers: int, begun: set[int]) -> None:
     logs = dict.fromkeys(begun, HELD)
-    orders = [claims.next_points(logs, count, A, part=(number, managers)) for number in range(managers)]
+    orders = [point_claims.next_points(logs, count, A, part=(number, managers)) for number in range(managers)]
     assert all(sorted(order) == [p for p in range(count) if p not in begun] for order in orders)
     first = [order[0] for order in orders if order]
     assert begun or len(set(first)) == min(count, managers)
@@ -125,14 +125,14 @@ def outcomes(*kinds: EntryKind) -> list[tuple[int, EntryKind]]:
 
 
 def test_a_node_is_left_out_when_several_points_fail_that_others_can_run() -> None:
-    assert claims.left_out(outcomes(*[EntryKind.FAILED] * 3), others_done=True)
-    assert not claims.left_out(outcomes(*[EntryKind.FAILED] * 3), others_done=False)
-    assert not claims.left_out(outcomes(*[EntryKind.FAILED] * 2), others_done=True)
-    assert not claims.left_out(
+    assert point_claims.left_out(outcomes(*[EntryKind.FAILED] * 3), others_done=True)
+    assert not point_claims.left_out(outcomes(*[EntryKind.FAILED] * 3), others_done=False)
+    assert not point_claims.left_out(outcomes(*[EntryKind.FAILED] * 2), others_done=True)
+    assert not point_claims.left_out(
         outcomes(EntryKind.FAILED, EntryKind.FAILED, EntryKind.DONE, EntryKind.FAILED), others_done=True
     )
-    assert not claims.left_out([(0, EntryKind.FAILED)] * 3, others_done=True)
-    assert claims.left_out(
+    assert not point_claims.left_out([(0, EntryKind.FAILED)] * 3, others_done=True)
+    assert point_claims.left_out(
         outcomes(EntryKind.FAILED, EntryKind.RELEASED, EntryKind.FAILED, EntryKind.FAILED), others_done=True
     )
 
@@ -204,7 +204,7 @@ def test_a_mark_that_has_all_its_links_is_followed_by_another(sweep: Path, monke
 def test_an_entry_with_another_inode_is_read(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = Claims(sweep, 0)
     mine.add(3, 0, EntryKind.CLAIMED, A)
-    entry = sweep / claims.CLAIMS / "3.0"
+    entry = sweep / point_claims.CLAIMS / "3.0"
     text = entry.read_text()
     entry.unlink()
     entry.write_text(text)
@@ -215,7 +215,7 @@ def test_a_log_that_is_listed_while_it_grows_ends_where_an_entry_is_missing(swee
     mine = Claims(sweep, 0)
     for number, kind in enumerate((EntryKind.CLAIMED, EntryKind.RELEASED, EntryKind.CLAIMED)):
         mine.add(0, number, kind, A)
-    (sweep / claims.CLAIMS / "0.1").unlink()
+    (sweep / point_claims.CLAIMS / "0.1").unlink()
     found = Claims(sweep, 0).logs()[0]
     assert (found.state, found.next) == (State.HELD, 1)
     assert not mine.add(0, 2, EntryKind.CLAIMED, B)
@@ -248,9 +248,9 @@ def test_files_of_others_are_neither_entries_nor_managers(tmp_path: Path) -> Non
     assert mine.add(0, 0, EntryKind.CLAIMED, A)
     mine.note(A, ManagerIdle())
     for name in ("notes.jsonl", "._0-0-0-0.jsonl", "0-0-0.jsonl"):
-        (tmp_path / claims.MANAGERS / name).touch()
+        (tmp_path / point_claims.MANAGERS / name).touch()
     for name in ("1.0", "0-0-0-0.paused", "notes.txt"):
-        (tmp_path / claims.CLAIMS / name).write_text("0-0-0-0.paused")
+        (tmp_path / point_claims.CLAIMS / name).write_text("0-0-0-0.paused")
     found = Claims(tmp_path, 0)
     assert found.managers() == [A]
     assert (found.logs()[0].owner, found.log(0).owner) == (A, A)
@@ -265,7 +265,7 @@ def test_names_that_are_no_entries_are_left_out(tmp_path: Path) -> None:
     assert found.add(7, 0, EntryKind.CLAIMED, manager)
     names = ["9" * 250 + ".0", "3." + "9" * 250, "100000.0", "\u0663.0", "5.4", "8.1", "." + "1" * 240]
     for name in [*names, "9" * 200 + "-0-0-0.claimed"]:
-        os.link(tmp_path / claims.CLAIMS / "0-0-0-0.claimed", tmp_path / claims.CLAIMS / name)
+        os.link(tmp_path / point_claims.CLAIMS / "0-0-0-0.claimed", tmp_path / point_claims.CLAIMS / name)
     logs = Claims(tmp_path, 0).logs()
     assert {point: log.state for point, log in logs.items() if log.begun} == {7: State.HELD}
     assert max(logs) < bounds.SWEEP_POINTS

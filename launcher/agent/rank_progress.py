@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher import processes
-from launcher.agent.control import Signals
+from launcher.agent.connection import Signals
 from launcher.agent.workers import log_name
 from launcher.attach import GONE, RankProcess, RequestHandler, write_reply
 from launcher.binding import hardware
-from launcher.failures import text
+from launcher.failures import messages
 from launcher.files.json_types import as_json
 from launcher.formatting import log_line
 from launcher.plan.plan import JobPlan
@@ -78,7 +78,7 @@ class AgentContext:
 
     def report_resized(self, resized: Resized) -> None:
         self.events(resized)
-        log_line(text.of_resized(resized))
+        log_line(messages.of_resized(resized))
 
 
 class GpuWatch:
@@ -108,7 +108,7 @@ class GpuWatch:
 
     def _report(self, event: GpusUnused) -> None:
         self._events(event)
-        log_line(text.of_unused_gpus(event))
+        log_line(messages.of_unused_gpus(event))
 
 
 def gpu_is_open() -> bool | None:

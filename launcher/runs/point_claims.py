@@ -35,7 +35,7 @@ from launcher.errors import RunError
 from launcher.files import run_files
 from launcher.files.shared_files import list_names, read_text, retry_read, unwrap
 from launcher.processes import Process, namespace
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs.events import Event, ManagerBegan, ManagerEnded, known
 from launcher.runs.lease import is_dead
 from launcher.runs.sweep_directory import RECORD, Packing, Sweep
@@ -278,7 +278,7 @@ class Claims:
 
     @classmethod
     def create(cls, sweep: Path) -> None:
-        """Makes the folders `claims` and `managers`; raises RunError if the file system has no hard links."""
+        """Makes the folders `point_claims` and `managers`; raises RunError if the file system has no hard links."""
         for name in (CLAIMS, MANAGERS):
             (sweep / name).mkdir(mode=0o700, exist_ok=True)
         one, two = sweep / MANAGERS / ".first", sweep / MANAGERS / ".second"
@@ -363,7 +363,7 @@ class Claims:
 
     def note(self, manager: Manager, event: Event) -> None:
         """Appends an event to a slot manager's journal, which is a heartbeat too."""
-        event_file.append(self.journal(manager), event)
+        event_files.append(self.journal(manager), event)
 
     def beat(self, manager: Manager) -> None:
         os.utime(self.journal(manager))
@@ -378,7 +378,7 @@ class Claims:
 
     def seen(self, manager: Manager) -> SeenManager:
         found = SeenManager()
-        for event in known(event_file.first_and_last(self.journal(manager))):
+        for event in known(event_files.first_and_last(self.journal(manager))):
             if isinstance(event, ManagerBegan):
                 here = event.namespace and event.namespace == namespace()
                 process = Process(event.pid, event.start, socket.gethostname()) if here else None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.monitoring.run_status import JobMonitor
-from launcher.monitoring.sweep import DAMAGED, counts, live_pilots, not_begun, point_statuses, summary
+from launcher.monitoring.sweep_status import DAMAGED, counts, live_pilots, not_begun, point_statuses, summary
 from launcher.processes import Process
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run

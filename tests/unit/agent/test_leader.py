@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher import bounds
-from launcher.agent.coordinator import Coordinator
+from launcher.agent.leader import Coordinator
 from launcher.agent.policy import (
     LEAVE_TIMEOUT,
     STACKS,
@@ -30,7 +30,7 @@ from launcher.failures.codes import FaultCode
 from launcher.files.json_types import as_json, from_json
 from launcher.rendezvous.channel import encode
 from launcher.rendezvous.rounds import Member
-from launcher.runs import event_file, events
+from launcher.runs import event_files, events
 from launcher.runs.events import Accused, Fault, Place
 from launcher.worker.hangs import Blamed
 
@@ -1099,7 +1099,7 @@ def test_messages_and_events_about_32768_ranks_are_within_their_bounds() -> None
     assert cluster.coordinator.verdict is not None
     fault = cluster.coordinator.verdict.failure.fault
     assert (fault.code, len(fault.accused)) == (FaultCode.NOT_JOINED, bounds.ACCUSED)
-    assert len(json.dumps(event_file.entry(fault))) < bounds.EVENT_BYTES
+    assert len(json.dumps(event_files.entry(fault))) < bounds.EVENT_BYTES
 
 
 # -- spare nodes

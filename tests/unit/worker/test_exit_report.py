@@ -13,8 +13,8 @@ import pytest
 
 from launcher import bounds
 from launcher.failures import symptoms
-from launcher.worker import rank_report, script
-from launcher.worker.rank_report import (
+from launcher.worker import exit_report, script
+from launcher.worker.exit_report import (
     LONGEST_LINE,
     WorkerError,
     last_words,
@@ -49,7 +49,7 @@ def refused() -> None:
 def test_only_one_that_lost_a_peer_waits_for_the_other_to_be_heard(
     report: int, slept: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for call, waits in ((refused, []), (lost, [rank_report.SYMPTOM_DELAY])):
+    for call, waits in ((refused, []), (lost, [exit_report.SYMPTOM_DELAY])):
         assert run_and_report(call, report) == 1
         error = read_report(report)[1]
         assert error is not None
@@ -134,7 +134,7 @@ def test_what_torch_records_of_an_error_becomes_the_owners_alone(tmp_path: Path)
     told = {"message": "ValueError: x", "extraInfo": {"py_callstack": "Traceback ..."}}
     path.write_text(json.dumps({"message": told}))
     path.chmod(0o644)
-    found = rank_report.read_error_file(path)
+    found = exit_report.read_error_file(path)
     assert found is not None
     assert found.line == "ValueError: x"
     assert path.stat().st_mode & 0o777 == 0o600

@@ -16,31 +16,31 @@ from hypothesis import strategies as st
 
 from launcher.config.schema import Backend, FSDPLm
 from launcher.errors import ConfigError
-from workloads import fsdp, texts
+from workloads import fsdp, text_data
 from workloads.fsdp import Part
-from workloads.texts import Text, TextError
+from workloads.text_data import Text, TextError
 
 CONFIG = FSDPLm(name="fsdp_lm", entry="", seed=0)
 
 
 def test_the_login_node_needs_no_torch() -> None:
-    code = "import sys, workloads.texts as t; t.find('shakespeare'); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(texts.__file__).parent.parent)
+    code = "import sys, workloads.text_data as t; t.find('shakespeare'); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(text_data.__file__).parent.parent)
 
 
 def test_the_text_that_ships_is_whole() -> None:
-    found = texts.find("shakespeare")
+    found = text_data.find("shakespeare")
     assert found.length == 499_949
-    assert texts.read(found).startswith(b"First Citizen:\nBefore we proceed")
-    texts.check(CONFIG, found)
+    assert text_data.read(found).startswith(b"First Citizen:\nBefore we proceed")
+    text_data.check(CONFIG, found)
 
 
 def test_a_damaged_shipped_text_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "shakespeare.txt.gz"
     other.write_bytes(gzip.compress(b"something else"))
-    monkeypatch.setattr(texts, "SHIPPED_FILE", other)
+    monkeypatch.setattr(text_data, "SHIPPED_FILE", other)
     with pytest.raises(TextError, match=r"is damaged: .* Install the launcher again"):
-        texts.read(texts.find("shakespeare"))
+        text_data.read(text_data.find("shakespeare"))
 
 
 def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
@@ -48,41 +48,41 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"first"))
     (tmp_path / "c.md").write_bytes(b"no text")
     (tmp_path / "d.txt").mkdir()
-    found = texts.find(str(tmp_path))
+    found = text_data.find(str(tmp_path))
     assert (found.name, found.length) == (str(tmp_path), 11)
-    assert texts.read(found) == b"firstsecond"
+    assert text_data.read(found) == b"firstsecond"
 
 
 def test_a_file_is_named_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "notes").write_text("é")
     monkeypatch.chdir(tmp_path)
-    found = texts.find("notes")
+    found = text_data.find("notes")
     assert found == Text(str(tmp_path / "notes"), (tmp_path / "notes",), 2)
 
 
 def test_what_is_wrong_with_a_text_is_told(tmp_path: Path) -> None:
     with pytest.raises(TextError, match=r"workload.text=.*nowhere: .* is not there: name a text file"):
-        texts.find(str(tmp_path / "nowhere"))
+        text_data.find(str(tmp_path / "nowhere"))
     with pytest.raises(TextError, match=r"the folder has no \*\.txt"):
-        texts.find(str(tmp_path))
+        text_data.find(str(tmp_path))
     torn = tmp_path / "torn.txt.gz"
     torn.write_bytes(gzip.compress(b"x" * 1000)[:-9])
     with pytest.raises(TextError, match=r"torn\.txt\.gz cannot be unpacked"):
-        texts.find(str(torn))
+        text_data.find(str(torn))
     torn.write_bytes(b"plain")
     with pytest.raises(TextError, match=r"torn\.txt\.gz cannot be unpacked"):
-        texts.find(str(torn))
+        text_data.find(str(torn))
     with pytest.raises(TextError, match=r"/proc/self/mem cannot be read"):
-        texts.read(Text("x", (Path("/proc/self/mem"),), 1))
+        text_data.read(Text("x", (Path("/proc/self/mem"),), 1))
 
 
 def test_a_text_that_changed_is_told(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"1234")
-    found = texts.find(str(path))
+    found = text_data.find(str(path))
     path.write_bytes(b"12345")
     with pytest.raises(TextError, match="had 4 bytes, and now has 5"):
-        texts.read(found)
+        text_data.read(found)
 
 
 @pytest.mark.parametrize(
@@ -106,28 +106,28 @@ def test_a_text_that_changed_is_told(tmp_path: Path) -> None:
 )
 def test_keys_that_do_not_go_together_are_refused(changes: dict[str, object], told: str) -> None:
     short = Text("here.txt", (), 1000)
-    texts.check(dataclasses.replace(CONFIG, context=20), short)
+    text_data.check(dataclasses.replace(CONFIG, context=20), short)
     with pytest.raises(ConfigError) as refused:
-        texts.check(dataclasses.replace(CONFIG, **{"context": 20, **changes}), short)  # type: ignore[arg-type]
+        text_data.check(dataclasses.replace(CONFIG, **{"context": 20, **changes}), short)  # type: ignore[arg-type]
     assert told in str(refused.value)
 
 
 def test_invariant_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"train\.invariant=true is not offered by fsdp_lm"):
-        texts.check(CONFIG, texts.find("shakespeare"), invariant=True)
+        text_data.check(CONFIG, text_data.find("shakespeare"), invariant=True)
 
 
 @given(length=st.integers(0, 5000), context=st.integers(1, 300))
 def test_as_many_windows_as_fit(length: int, context: int) -> None:
-    windows = texts.windows(length, context)
+    windows = text_data.windows(length, context)
     assert windows * context + 1 <= max(length, 1)
     assert (windows + 1) * context + 1 > length
 
 
 @given(length=st.integers(2, 5000), context=st.integers(1, 300))
 def test_a_tenth_is_for_validation_and_at_least_one_window(length: int, context: int) -> None:
-    rest = length - texts.split(length, context)
-    assert texts.windows(rest, context) >= 1
+    rest = length - text_data.split(length, context)
+    assert text_data.windows(rest, context) >= 1
     assert rest == length // 10 or rest == context + 1 > length / 10
 
 
@@ -144,7 +144,7 @@ def test_a_window_is_followed_by_the_next_byte() -> None:
 def test_a_text_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(bytes(range(200)))
-    corpus = fsdp.load_text(texts.find(str(path)), context=4)
+    corpus = fsdp.load_text(text_data.find(str(path)), context=4)
     assert torch.cat([corpus.train.tokens, corpus.validation.tokens]).tolist() == list(range(200))
     assert len(corpus.validation.tokens) == 20
     assert corpus.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()

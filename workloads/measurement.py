@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from launcher.worker import devices
-from workloads import keys
+from workloads import benchmark_keys
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -79,7 +79,7 @@ _PERIOD = 2**30 - 1  # mask of a value's number: the values of a key repeat afte
 
 def torch_dtype(name: str) -> torch.dtype:
     """Returns the torch type that `workload.dtype` names. Raises ValueError: there is no such type."""
-    return getattr(torch, keys.choose_one("dtype", name, keys.DTYPES))
+    return getattr(torch, benchmark_keys.choose_one("dtype", name, benchmark_keys.DTYPES))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """An agent's connection to the leader, or as the leader to all agents: joins rounds, sends and receives.
 
-`poll` does all that is due: connections, heartbeats and, on the leader, decisions (see `coordinator`). An agent waits
+`poll` does all that is due: connections, heartbeats and, on the leader, decisions (see `leader`). An agent waits
 nowhere else.
 """
 
@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from launcher.agent.coordinator import Coordinator
+from launcher.agent.leader import Coordinator
 from launcher.agent.policy import Blame, History, RoundLimits
-from launcher.failures import text
+from launcher.failures import messages
 from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import Ok, backoff, exists, is_transient
 from launcher.formatting import log_line
@@ -361,7 +361,7 @@ class Control:
         return self._limits.least < self.size
 
     def names(self, indices: Iterable[int]) -> str:
-        return ", ".join(text.of_place(self._places[index]) for index in indices)
+        return ", ".join(messages.of_place(self._places[index]) for index in indices)
 
     # -- which rounds have started
 
@@ -439,7 +439,7 @@ class Control:
                     raise
         self._disconnect()
         left = [index for index in left if index != leader or self.own.index == leader]
-        message = text.too_few(len(left), self._limits.least)
+        message = messages.too_few(len(left), self._limits.least)
         problem = RendezvousError(Fault(code=FaultCode.TOO_FEW, host=self.own.host, message=message), final=True)
         for place, leader in enumerate(left):
             try:

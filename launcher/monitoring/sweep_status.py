@@ -8,7 +8,7 @@
 | has or had a job | the state of its run (launcher/monitoring/run_status.py) |
 | has a damaged record | damaged |
 | has a record that cannot be read now | unknown: it may be running, so it is not restarted |
-| belongs to a packed sweep | from its claims (launcher/runs/claims.py) |
+| belongs to a packed sweep | from its claims (launcher/runs/point_claims.py) |
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from launcher.monitoring.run_status import (
     status_of,
 )
 from launcher.plan.plan import JobPlan
-from launcher.runs import event_file
+from launcher.runs import event_files
 from launcher.runs import events as kinds
-from launcher.runs.claims import ClaimsBoard, State
 from launcher.runs.directory import Run
 from launcher.runs.history import journal_events, may_have_job
+from launcher.runs.point_claims import ClaimsBoard, State
 from launcher.runs.sweep_directory import Point, Submission, Sweep, element_id, sweep_of
 from launcher.schedulers import registry
 
@@ -209,7 +209,7 @@ def _without_query(run: Run, requested: float | None, cancelled: bool, live: Job
 def done(run: Run) -> bool:
     """Returns whether the last attempt of a run ended with exit code 0. Reads only the job script's events."""
     attempts = run.attempts()
-    events = list(event_file.read(attempts[-1].events_file("script"))) if attempts else []
+    events = list(event_files.read(attempts[-1].events_file("script"))) if attempts else []
     ended = kinds.as_kind(events[-1], kinds.Ended) if events else None
     return ended is not None and ended.code == DONE
 

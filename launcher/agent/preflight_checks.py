@@ -34,7 +34,7 @@ from launcher.formatting import format_size, plural
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Placement, Rendezvous, listen_on
 from launcher.runs.events import NOTHING, Observation
-from launcher.worker import devices, process_group, rank_report, script
+from launcher.worker import devices, exit_report, process_group, script
 
 MIB = 2**20
 # Free bytes in a directory: below LEAST a check fails, below ENOUGH it warns.
@@ -362,7 +362,7 @@ def check_rank(
     plan: JobPlan, folder: Path, rendezvous: Rendezvous, position: int, timeout: float, placement: Placement
 ) -> NoReturn:
     """Makes the checks of one rank, and adds those of each part to its report. Runs until the agent kills it."""
-    agent = rank_report.take()
+    agent = exit_report.take()
     torch.set_num_threads(1)
     checks = RankChecks(plan, folder, rendezvous, position, placement.place)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers import query_cache
+from launcher.schedulers import job_cache
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
-from launcher.schedulers.query_cache import JobSnapshot, SharedSnapshot, interval, take_snapshot
+from launcher.schedulers.job_cache import JobSnapshot, SharedSnapshot, interval, take_snapshot
 
 JOBS = {
     "7": SchedulerJob("7", JobState.RUNNING, "RUNNING", "", "", 60),
@@ -168,7 +168,7 @@ def test_somebody_elses_file_and_a_link_are_not_believed(own_cache: Path, monkey
         status = list(before(descriptor))
         return os.stat_result([*status[:4], status[4] + 1, *status[5:]])
 
-    monkeypatch.setattr(query_cache.os, "fstat", foreign)
+    monkeypatch.setattr(job_cache.os, "fstat", foreign)
     SharedSnapshot("slurm").get(60, scheduler, 1)
     assert scheduler.queries == 3
 

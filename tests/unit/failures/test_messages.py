@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.failures import text
+from launcher.failures import messages
 from launcher.failures.codes import FaultCode, NextReason, StopReason
 from launcher.runs.events import Accused, Continues, Fault, Stays, Stop
 
@@ -69,18 +69,18 @@ RANK1, RANK2 = Accused(host="node1", rank=1), Accused(host="node2", rank=2)
     ],
 )  # fmt: skip
 def test_a_fault(fields: dict[str, Any], shown: str) -> None:
-    assert text.of_fault(Fault(**{"host": "node1", **fields})) == shown
+    assert messages.of_fault(Fault(**{"host": "node1", **fields})) == shown
 
 
 @pytest.mark.parametrize("code", FaultCode)
 def test_a_fault_of_which_only_the_code_is_known_has_a_text(code: FaultCode) -> None:
     """Events of damaged files, or of a newer version, may lack any field."""
-    assert "None on" not in text.of_fault(Fault(code=code, host="node1"))
+    assert "None on" not in messages.of_fault(Fault(code=code, host="node1"))
 
 
 def test_of_many_agents_ten_are_named() -> None:
     accused = tuple(Accused(host=f"n{number}") for number in range(12))
-    assert text.of_fault(Fault(code=FaultCode.NODE_ENDED, accused=accused)).startswith(
+    assert messages.of_fault(Fault(code=FaultCode.NODE_ENDED, accused=accused)).startswith(
         "n0, n1, n2, n3, n4, n5, n6, n7, n8, n9 and 2 more exited"
     )
 
@@ -107,7 +107,7 @@ def test_of_many_agents_ten_are_named() -> None:
     ],
 )  # fmt: skip
 def test_a_stop(fields: dict[str, Any], shown: str) -> None:
-    assert text.of_stop(Stop(**{"host": "node1", **fields})) == shown
+    assert messages.of_stop(Stop(**{"host": "node1", **fields})) == shown
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,11 @@ def test_a_stop(fields: dict[str, Any], shown: str) -> None:
     ],
 )  # fmt: skip
 def test_what_follows(event: Continues | Stays, shown: str) -> None:
-    assert text.of_next(event) == shown
+    assert messages.of_next(event) == shown
 
 
 @pytest.mark.parametrize("reason", NextReason)
 def test_every_reason_has_a_text_in_either_event(reason: NextReason) -> None:
-    assert text.of_next(Stays(what="stays", reason=reason)) and text.of_next(Continues(what="here", reason=reason))
+    assert messages.of_next(Stays(what="stays", reason=reason)) and messages.of_next(
+        Continues(what="here", reason=reason)
+    )
