@@ -14,6 +14,7 @@ SECRETS = (
     "*TOKEN*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*PASSPHRASE*", "*CREDENTIAL*", "*_KEY", "*APIKEY*", "*COOKIE*",
     "*_PAT", "*_AUTH", "!*TOKENIZER*", "!MAX_*", "!NUM_*",
 )  # fmt: skip
+_NAMES = re.compile(r"(?<![\w-])(?:-+[\w-]+|[\w-]+(?=\s*:))")  # options, and keys of YAML
 
 
 def all_patterns(more: Iterable[str]) -> tuple[str, ...]:
@@ -45,8 +46,11 @@ def public(name: str, value: Any) -> Any:
     So is a list or text with a secret's name in it, such as `--token hf_...`, `--api-key=...` or `{token: hf_...}`.
     """
     items = value if isinstance(value, list) else []
-    names = [each for item in items if isinstance(item, str) for each in (item, item.partition("=")[0])]
-    names += re.findall(r"(?<![\w-])(?:-+[\w-]+|[\w-]+(?=\s*:))", value) if isinstance(value, str) else []
+    names = _NAMES.findall(value) if isinstance(value, str) else []
+    for item in items:
+        if isinstance(item, str):  # a path, such as /data/tokens.bin, is no name
+            head, equals, _ = item.partition("=")
+            names += [head] if equals or re.fullmatch(r"-*[\w-]+", item) else _NAMES.findall(item)
     if value is not None and any(is_secret(each.lstrip("-").replace("-", "_")) for each in (name, *names)):
         return HIDDEN
     if isinstance(value, str):

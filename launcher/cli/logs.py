@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from launcher.cli.progress import RunBars, wait_until_readable
-from launcher.errors import RunError
+from launcher.errors import NoRunError, RunError
 from launcher.formatting import plural, ranges, write_output
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.lookup import find_either
@@ -22,7 +22,7 @@ MIN_PAUSE, MAX_PAUSE = 0.1, 2.0  # seconds between two reads of the files
 def run(arguments: Namespace) -> int:
     wanted = find_either(arguments.name, arguments.runs_dir)
     if not isinstance(wanted, Run):
-        raise RunError(f"{wanted.id} is a sweep: name one of its points ({wanted.id}/0); `sweep status` lists them")
+        raise NoRunError(f"{wanted.id} is a sweep: name one of its points ({wanted.id}/0); `sweep status` lists them")
     ranks, attempt = arguments.rank, arguments.attempt
     _require(wanted, ranks, attempt)
     if len(ranks) == 1:

@@ -124,7 +124,7 @@ def test_bad_input_is_told_with_what_was_meant(call: Call, sweep: Sweep, line: s
         ("sweep rerun lr-1 0 3 5", "only points that are over and not done can be restarted (0 done, 3 running)", 1),
         ("status lr-2", "and no sweep. Did you mean lr-1", 2),
         ("status lr-1/6", "sweep lr-1 has no point 6, only 0-5", 2),
-        ("logs lr-1", "lr-1 is a sweep: name one of its points (lr-1/0)", 1),
+        ("logs lr-1", "lr-1 is a sweep: name one of its points (lr-1/0)", 2),
         ("status l", "'l' fits 2 runs and sweeps: lr, lr-1", 2),
     ],
 )
