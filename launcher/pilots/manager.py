@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher import errors, processes
+from launcher.agent.attempt import THREADS
 from launcher.agent.connection import Signals
 from launcher.agent.supervisor import StopChecker
 from launcher.agent.workers import preload
@@ -39,6 +40,7 @@ from launcher.runs.point_claims import Claims, EntryKind, Manager, PointLog, See
 from launcher.runs.sweep_directory import Packing, SearchRecord, Sweep, SweepManifest, TrialState
 from launcher.schedulers.topology import hosts_in
 from launcher.worker import heartbeat
+from launcher.worker.devices import OWN_CORES
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -77,10 +79,12 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
     """
     attempt, sweep = current_attempt(), Sweep(Path(config.kwargs["sweep"]))
     assert attempt is not None, "an agent has started this"
+    plan = attempt.run.plan()
     with contextlib.suppress(Exception):  # errors are left to the points
         point = sweep.run(0).plan()
+        os.environ.update(threads_of_points(os.environ, plan.cpus_per_proc, point.cpus_per_proc))
         preload(point.workload.entry, point.launch.rendezvous_timeout)
-    manifest, plan = sweep.manifest(), attempt.run.plan()  # the manifest of many points takes a while to read
+    manifest = sweep.manifest()  # that of many points takes a while to read
     packing = packing_of(manifest)
     mine = manager_of(config.kwargs["pilot"], attempt, os.environ)
     slots = slots_of_node(
@@ -95,6 +99,15 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
         return SlotManager(sweep, manifest, attempt, mine, host, os.environ, signals).run(slots)
     finally:
         signals.ignore()
+
+
+def threads_of_points(environ: Mapping[str, str], of_pilot: int, of_point: int) -> dict[str, str]:
+    """Returns OMP_NUM_THREADS for points, if the pilot's job or agent has set it for all slots; a user's value stays.
+
+    of_pilot, of_point: cpus_per_proc of both.
+    """
+    given = environ.get(THREADS)
+    return {THREADS: str(of_point)} if given and given in (str(of_pilot), environ.get(OWN_CORES)) else {}
 
 
 def packing_of(manifest: SweepManifest) -> Packing:

@@ -28,6 +28,7 @@ from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Ended, Fault, Started
 from launcher.schedulers import topology
 from launcher.worker import exit_report
+from launcher.worker.devices import OWN_CORES
 
 # -- Divides the CPUs and GPUs of a node among its slots. Pure, except that `slots_of_node` reads this node's hardware
 
@@ -99,6 +100,7 @@ OF_RANKS = (
     "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "LAUNCHER_ROUND", "LAUNCHER_CHECKPOINT_DIR",
+    OWN_CORES,
 )  # fmt: skip
 LEASE = "lease"
 

@@ -19,10 +19,10 @@ RANK = placements(
 
 
 def test_a_point_has_an_agent_of_its_own_whatever_rank_its_slot_manager_is() -> None:
-    environ = {**RANK, "LAUNCHER_JOB_ID": "7", "HOME": "/root", "LAUNCHER_DEADLINE": "99"}
+    environ = {**RANK, "LAUNCHER_CORES": "16", "LAUNCHER_JOB_ID": "7", "HOME": "/root", "LAUNCHER_DEADLINE": "99"}
     slot = Slot(1, variables={"CUDA_VISIBLE_DEVICES": "3"})
     found = point_fork.environment(environ, Attempt(Run(Path("/runs/lr/5")), 2), slot, "node2")
-    assert found.keys() & RANK.keys() <= {"LAUNCHER_HOSTS"}
+    assert found.keys() & {*RANK, "LAUNCHER_CORES"} <= {"LAUNCHER_HOSTS"}
     place = topology.derive(found, "node2", lambda path: "")
     assert (place.source, place.world_size, place.hosts) == ("launcher", 1, ("node2",))
     kept = {"HOME": "/root", "LAUNCHER_DEADLINE": "99", "CUDA_VISIBLE_DEVICES": "3", "LAUNCHER_ATTEMPT": "2"}

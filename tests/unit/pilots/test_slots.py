@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import NO_RETRY
 from launcher.pilots import point_fork
+from launcher.pilots.manager import threads_of_points
 from launcher.pilots.point_fork import TooFewGpus
 
 
@@ -58,3 +59,16 @@ def test_slots_have_cpus_that_the_process_may_use() -> None:
     assert [slot.number for slot in found] == [0, 1]
     assert all(set(slot.cpus) <= os.sched_getaffinity(0) for slot in found)
     assert all(slot.variables == {} for slot in found)
+
+
+@pytest.mark.parametrize(
+    ("variables", "of_points"),
+    [
+        ({"OMP_NUM_THREADS": "16"}, "2"),  # of the pilot's job, for 8 slots
+        ({"OMP_NUM_THREADS": "12", "LAUNCHER_CORES": "12"}, "2"),  # of its agent, on a node with fewer cores
+        ({"OMP_NUM_THREADS": "3", "LAUNCHER_CORES": "16"}, None),  # the user's
+        ({}, None),
+    ],
+)
+def test_points_have_threads_for_their_own_cpus(variables: dict[str, str], of_points: str | None) -> None:
+    assert threads_of_points(variables, 16, 2).get("OMP_NUM_THREADS") == of_points
