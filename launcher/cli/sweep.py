@@ -31,7 +31,7 @@ from launcher.cli.text import (
 from launcher.errors import ConfigError, near
 from launcher.files.ownership import require_own
 from launcher.formatting import format_time, plural, ranges
-from launcher.monitoring.run_status import JobMonitor, RunState
+from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunState, or_damaged
 from launcher.monitoring.sweep_status import (
     WAITING,
     PointStatus,
@@ -44,6 +44,7 @@ from launcher.monitoring.sweep_status import (
 )
 from launcher.paths import default_runs_dir
 from launcher.plan import build
+from launcher.runs.directory import Run
 from launcher.runs.events import Fault
 from launcher.runs.lookup import all_sweeps, find_sweep
 from launcher.runs.sweep_directory import (
@@ -118,15 +119,24 @@ def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
     found = all_sweeps(folder)
     shown = found if everything else found[:RECENT]
     live = JobMonitor()
-    numbers = {each.id: counts(point_statuses(each, live)) for each in shown}
+    numbers: dict[str, dict[str, int] | DamagedRun] = {
+        each.id: or_damaged(Run(each.path), lambda each=each: counts(point_statuses(each, live))) for each in shown
+    }
     if as_json:
-        rows = [{"sweep": each.id, "counts": numbers[each.id], "directory": str(each.path)} for each in shown]
-        print(json.dumps(rows, indent=1))
+        rows = [(each, numbers[each.id]) for each in shown]
+        print(json.dumps([
+            {"sweep": each.id, **({"cause": found.message} if isinstance(found, DamagedRun) else {"counts": found}),
+             "directory": str(each.path)} for each, found in rows
+        ], indent=1))  # fmt: skip
         return 0
     if not found:
         print(f"no sweeps in {folder}")
         return 0
-    print_columns([("SWEEP", "POINTS"), *((name, summary(number)) for name, number in numbers.items())])
+    print_columns([
+        ("SWEEP", "POINTS"),
+        *((name, f"unreadable: {found.message}" if isinstance(found, DamagedRun) else summary(found))
+          for name, found in numbers.items()),
+    ])  # fmt: skip
     if len(shown) < len(found):
         print(f"... and {len(found) - len(shown)} older; --all shows them")
     return 0

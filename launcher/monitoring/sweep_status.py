@@ -198,12 +198,12 @@ def _without_query(run: Run, requested: float | None, cancelled: bool, live: Job
         return RunState.DONE.value
     events = journal_events(run)
     started = max((event.time for event in kinds.every(events, kinds.ProcessStarted)), default=float("-inf"))
-    waits_here = requested is not None and started < requested
-    if waits_here and not cancelled and not run.has("cancelled"):
+    cancelled = cancelled or run.has("cancelled")  # a rerun removes the mark, also where it is refused in the end
+    if requested is not None and started < requested and not cancelled:
         return WAITING
     if may_have_job(events):
         return None
-    return RunState.CANCELLED.value if cancelled or kinds.every(events, kinds.Cancelled) else WAITING
+    return RunState.CANCELLED.value if cancelled else WAITING
 
 
 def done(run: Run) -> bool:

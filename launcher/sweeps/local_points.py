@@ -22,18 +22,18 @@ from launcher.submission.submit import start
 
 LOCK = ".points"  # name of the file that the working process locks
 POLL_INTERVAL = 0.1  # minimum seconds between two polls of the requests
-READ_TIMEOUT = 3600.0  # seconds after which the process gives up if the sweep cannot be read
+READ_TIMEOUT = 3600.0  # seconds for which the sweep cannot be read, after which the process gives up
 
 
 def main(path: str) -> int:
     """Starts all requested points of a sweep; while it cannot be read, waits up to READ_TIMEOUT: nobody else would."""
-    points, failed, since = _Points(Sweep(Path(path))), set[int](), time.monotonic()
+    points, failed = _Points(Sweep(Path(path))), set[int]()
     while True:
         try:
             return _run(points, failed)
         except UnavailableError as error:
             print(f"launcher: {error}", file=sys.stderr, flush=True)
-            if time.monotonic() - since > READ_TIMEOUT:
+            if time.monotonic() - points.read_at > READ_TIMEOUT:
                 return FAILED
             time.sleep(LONGEST)
 
@@ -74,6 +74,7 @@ class _Points:
 
     def __init__(self, sweep: Sweep) -> None:
         self.sweep = sweep
+        self.read_at = time.monotonic()  # when the last look succeeded
         self._known: dict[int, tuple[bool, float]] = {}  # by point: whether it waits, else it is over; its request
 
     def look(self, most: int | None = None) -> tuple[list[int], int]:
@@ -95,6 +96,7 @@ class _Points:
                 self._known[index] = waits, since
             running += alive
             waiting += [index] if waits else []
+        self.read_at = time.monotonic()
         return waiting, running
 
 

@@ -530,7 +530,8 @@ def throttle_pilots(sweep: Sweep, most: int) -> tuple[SubmittedPilots, list[str]
     with only_submitter(sweep.path):
         manifest, monitor = sweep.manifest(), JobMonitor()
         assert manifest.packing is not None, "the sweep is packed"
-        surplus = [each for each in live_pilots(sweep, monitor) if not is_leaving(each.run)][most:]
+        living = [each for each in live_pilots(sweep, monitor) if not is_leaving(each.run)]
+        surplus = sorted(living, key=lambda seen: seen.state is RunState.QUEUED)[most:]  # those that run are kept
         sweep.write(dataclasses.replace(manifest, packing=dataclasses.replace(manifest.packing, pilots=most)))
         for seen in surplus:
             if seen.state is RunState.QUEUED:

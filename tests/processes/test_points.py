@@ -8,11 +8,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from launcher.errors import RunError
+from launcher.errors import RunError, UnavailableError
 from launcher.processes import Process
 from launcher.runs import events as kinds
 from launcher.runs import lease as locks
@@ -93,6 +94,23 @@ def test_a_point_that_cannot_be_started_is_told_and_left(
     assert local_points.main(str(sweep.path)) == 0
     assert starts.started == [0, 2]
     assert capsys.readouterr().err == "point 1: no record\n"
+
+
+def test_each_outage_of_the_file_server_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, now, unreadable = a_sweep(tmp_path, 30), [0.0], [3, 9, 20]
+
+    def start(run: Run, *_: Any, resumed: bool) -> None:
+        now[0] += 1800.0
+        if int(run.path.name) in unreadable:
+            unreadable.remove(int(run.path.name))
+            raise UnavailableError("no answer")
+        run.journal(kinds.ProcessStarted(pid=1, start=0, host="elsewhere"))
+
+    monkeypatch.setattr(local_points, "start", start)
+    monkeypatch.setattr(local_points, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
+    sweep.request_local(range(30), restart=False)
+    assert local_points.main(str(sweep.path)) == 0
+    assert not unreadable
 
 
 def test_the_work_grows_as_the_points_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

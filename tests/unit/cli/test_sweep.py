@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,6 +175,11 @@ def test_all_sweeps_and_sweeps_among_runs(call: Call, sweep: Sweep, tmp_path: Pa
     make_run(tmp_path, "a", code=0)
     assert call("sweep status").lines == ["SWEEP  POINTS", "lr-1   3/6 done, 1 failed, 1 running, 1 waiting"]
     assert json.loads(call("sweep status --json").out)[0]["counts"]["done"] == 3
+    (make_sweep(tmp_path / "runs", 2, name="lr-0").path / "sweep.json").write_text("{")
+    damaged, shown = json.loads(call("sweep status --json").out), call("sweep status").lines
+    assert {row["sweep"]: "cause" in row for row in damaged} == {"lr-0": True, "lr-1": False}
+    assert [line.split()[:2] for line in shown if line.startswith("lr-0")] == [["lr-0", "unreadable:"]]
+    shutil.rmtree(tmp_path / "runs" / "lr-0")
     rows = {line.split()[0]: line for line in call("status").lines}
     assert " ".join(rows["lr-1"].split()) == "lr-1 3/6 done, 1 failed - - -"
     assert set(rows) == {"RUN", "lr-1", "a"}

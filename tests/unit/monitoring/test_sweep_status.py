@@ -129,7 +129,10 @@ def test_the_end_of_a_job_counts_though_it_ran_when_others_were_asked_for(
 
 def test_points_that_were_never_handed_over_wait_unless_they_are_cancelled(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, 3, array=None)
-    sweep.run(1).journal(kinds.Cancelled())
+    for point in (0, 1):
+        sweep.run(point).journal(kinds.Cancelled())
+        sweep.run(point).mark("cancelled")
+    sweep.run(0).unmark("cancelled")  # by a rerun, whose job was refused
     assert states(sweep) == ["waiting", "cancelled", "waiting"]
     sweep.mark_cancelled(True)
     assert states(sweep) == ["cancelled"] * 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ import pytest
 from launcher.config.schema import Debug, LaunchMode, Method
 from launcher.config.schema import Sweep as Keys
 from launcher.errors import ConfigError
+from launcher.monitoring.run_status import RunState
 from launcher.runs.point_claims import LEASE, Claims, EntryKind, Manager
 from launcher.runs.sweep_directory import Packing, Sweep
 from launcher.submission.submit import SubmittedRun
 from launcher.sweeps import prepare, submit
+from launcher.sweeps.submit import SubmittedPilots
 from tests.unit.pilots.managers import packed_sweep
 from tests.unit.plans import make_config, plan_of
 
@@ -111,6 +114,17 @@ def test_no_more_pilots_are_submitted_than_the_points_that_are_left_can_use(
     sweep.write(dataclasses.replace(sweep.manifest(), packing=dataclasses.replace(shares, slots=slots)))
     found, _ = submit.throttle_pilots(sweep, asked)
     assert (len(found.jobs), found.enough) == (submitted, enough)
+
+
+def test_with_fewer_pilots_those_go_that_wait_and_those_stay_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, states = packed_sweep(tmp_path, 9), (RunState.QUEUED, RunState.RUNNING, RunState.QUEUED, RunState.RUNNING)
+    living = [SimpleNamespace(run=sweep.pilot(number), state=state) for number, state in enumerate(states)]
+    monkeypatch.setattr(submit, "live_pilots", lambda *_: living)
+    monkeypatch.setattr(submit.JobMonitor, "cancel", lambda *_: None)
+    monkeypatch.setattr(submit, "submit_pilots", lambda *_: SimpleNamespace(pilots=SubmittedPilots({})))
+    assert submit.throttle_pilots(sweep, 2)[1] == ["lr-1-pilot-0", "lr-1-pilot-2"]
 
 
 def test_a_pilot_goes_on_with_one_node() -> None:
