@@ -10,7 +10,7 @@ from launcher.errors import NoRunError, near
 from launcher.files.shared_files import ABSENT, NO_FILE, Unavailable, exists, retry_read, unwrap
 from launcher.paths import default_runs_dir
 from launcher.runs.directory import Run
-from launcher.runs.sweep_directory import Sweep, require_known
+from launcher.runs.sweep_directory import PILOT, Sweep, require_known
 
 RECORDS = {"run": "record.json", "sweep": "sweep.json"}  # the file that makes a folder a run or a sweep
 
@@ -125,6 +125,8 @@ def _folder(name: str, runs_dir: Path | None, *kinds: str) -> Path:
         each for each in there
         if each.startswith(name) and any(may_have(f"{runs_dir}/{each}", RECORDS[kind]) for kind in kinds)
     )  # fmt: skip
+    if len(kinds) > 1:  # a sweep's pilots are its own
+        matches = [each for each in matches if each.rpartition(PILOT)[0] not in matches]
     if len(matches) == 1:
         return (runs_dir / matches[0]).resolve()
     if matches:

@@ -48,6 +48,7 @@ from launcher.units import parse_ranges
 
 FORMAT = 2  # version of the manifest's format; format 1 has no `common`, and all overrides of each point
 RECORD = "sweep.json"
+PILOT = "-pilot-"  # between the id of a sweep and the number of its pilot
 # Keys of a single command: a change of them makes neither a new sweep nor a new point.
 COMMAND_KEYS = ("wait", "submit", "dry_run", "confirm_above", "run_id", "runs_dir")
 
@@ -175,7 +176,7 @@ class Sweep(Struct):
 
     def pilot(self, number: int) -> Run:
         """Returns the run of a pilot; its directory SWEEP-pilot-NUMBER is next to the sweep's."""
-        return Run(self.path.with_name(f"{self.id}-pilot-{number}"))
+        return Run(self.path.with_name(f"{self.id}{PILOT}{number}"))
 
     def journal(self, event: Event) -> None:
         """Appends an event to the submitter's journal, and waits until it is on disk."""

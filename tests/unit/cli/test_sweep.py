@@ -173,6 +173,9 @@ def test_a_large_sweep_is_shortened(call: Call, tmp_path: Path) -> None:
 
 def test_all_sweeps_and_sweeps_among_runs(call: Call, sweep: Sweep, tmp_path: Path) -> None:
     make_run(tmp_path, "a", code=0)
+    make_run(tmp_path, "lr-1-pilot-0", code=0)
+    assert call("status l").lines[0] == "lr-1: 3/6 done, 1 failed, 1 running, 1 waiting"  # not its pilot
+    shutil.rmtree(tmp_path / "runs" / "lr-1-pilot-0")
     assert call("sweep status").lines == ["SWEEP  POINTS", "lr-1   3/6 done, 1 failed, 1 running, 1 waiting"]
     assert json.loads(call("sweep status --json").out)[0]["counts"]["done"] == 3
     (make_sweep(tmp_path / "runs", 2, name="lr-0").path / "sweep.json").write_text("{")
