@@ -76,8 +76,9 @@ def run_submission(request: SubmitCommand, *, timeout: float) -> subprocess.Comp
         raise SubmissionRefused(
             f"{command[0]} is not on this machine's PATH: submit from a login node", definite=True
         ) from None
-    except subprocess.TimeoutExpired:
-        raise NoAnswer(f"{command[0]} did not answer within {timeout:g} s") from None
+    except subprocess.TimeoutExpired as expired:
+        words = (expired.stderr or b"").decode(errors="replace").strip()
+        raise NoAnswer(f"{command[0]} did not answer within {timeout:g} s{words and ': '}{words}") from None
     except OutputTooLong as error:
         raise NoAnswer(str(error)) from None
 
@@ -137,7 +138,7 @@ def _printed(process: subprocess.Popen[bytes], command: Sequence[str], timeout: 
         while selector.get_map():
             left = end - time.monotonic()
             if left <= 0:
-                raise subprocess.TimeoutExpired(list(command), timeout)
+                raise subprocess.TimeoutExpired(list(command), timeout, stderr=bytes(texts[process.stderr.fileno()]))
             for key, _ in selector.select(left):
                 data = os.read(key.fd, 1 << 16)
                 texts[key.fd] += data

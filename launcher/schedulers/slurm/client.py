@@ -44,10 +44,13 @@ NO_ANSWER = re.compile(
     "|try again|temporarily unable",
     re.IGNORECASE,
 )
-# Error messages if the user has reached a limit on the number of jobs. The text with "job submit limit" comes with each
-# refusal of an association or QOS; newer versions print before it which limit it is (QOSMaxWallDurationPerJobLimit).
+# Error messages if the user, or Slurm as a whole (MaxJobCount), has too many jobs. The text with "job submit limit"
+# comes with each refusal of an association or QOS; newer versions print before it which limit it is
+# (QOSMaxWallDurationPerJobLimit). The last two are printed while sbatch itself tries again, for two minutes (sbatch.c).
 JOB_LIMIT = re.compile(
-    r"\b(Assoc|QOS)\w*Submit|MaxJobCount|\A(?!.*\b(Assoc|QOS)\w{3}).*submit limit", re.IGNORECASE | re.DOTALL
+    r"\b(Assoc|QOS)\w*Submit|\A(?!.*\b(Assoc|QOS)\w{3}).*submit limit"
+    "|job queue full, sleeping|temporarily unable to accept job",
+    re.IGNORECASE | re.DOTALL,
 )
 NO_ACCOUNTING = re.compile("accounting storage is disabled")  # sacct; unlike a database that does not answer
 
@@ -121,17 +124,23 @@ class Slurm(Struct):
         return SubmitCommand(["sbatch", "--parsable", *in_cluster(), *arguments, script], environment, umask=0o077)
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
-        done = run_submission(self.request(script, environment, *arguments), timeout=self.timeout)
+        try:
+            done = run_submission(self.request(script, environment, *arguments), timeout=self.timeout)
+        except NoAnswer as error:
+            if JOB_LIMIT.search(str(error)):
+                raise SubmissionRefused(str(error), job_limit=True) from None
+            raise
         if done.returncode == 0 and (match := re.match(r"\d+", done.stdout.strip())):
             return match[0]  # --parsable prints ID or ID;CLUSTER
         words = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
-        if NO_ANSWER.search(words):
+        too_many = JOB_LIMIT.search(words) is not None
+        if NO_ANSWER.search(words) and not too_many:
             raise NoAnswer(words)
         # fatal: sbatch exited before it sent the request (for instance without a configuration).
         raise SubmissionRefused(
             f"sbatch refused the job: {words}",
             definite="sbatch: fatal:" in words,
-            job_limit=JOB_LIMIT.search(words) is not None,
+            job_limit=too_many,
         )
 
     def options(self, jobs: Sequence[str], token: str | None = None) -> list[str]:

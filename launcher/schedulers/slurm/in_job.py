@@ -52,7 +52,8 @@ def _answer(process: subprocess.Popen[str] | None) -> str:
 
 
 def _seconds(answer: str) -> float | None:
-    match = _TIME.search(answer.partition(os.linesep)[0])
+    # With SLURM_CLUSTERS squeue prints `CLUSTER: NAME` first, despite -h
+    match = _TIME.search(re.sub(r"\ACLUSTER: .*\n", "", answer).partition(os.linesep)[0])
     if match is None:
         return None
     year, month, day, hour, minute, second = map(int, match.groups())

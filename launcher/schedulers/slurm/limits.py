@@ -26,7 +26,7 @@ from launcher.schedulers.slurm.settings import SlurmSettings
 from launcher.structs import Struct
 from launcher.units import parse_time, time_or_none
 
-SINFO = ("sinfo", "--all", "--noheader", "--exact", "--format=%P|%l|%s|%D|%c|%m|%G")
+SINFO = ("sinfo", "--all", "--noheader", "--noconvert", "--exact", "--format=%P|%l|%s|%D|%c|%m|%G")
 
 
 class Partition(Struct):

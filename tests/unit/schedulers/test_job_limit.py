@@ -24,6 +24,8 @@ POLICY = (
         (SLURM, f"sbatch: error: AssocGrpSubmitJobsLimit\nsbatch: error: {POLICY}", True),
         (SLURM, f"sbatch: error: QOSMaxWallDurationPerJobLimit\nsbatch: error: {POLICY}", False),
         (SLURM, f"sbatch: error: QOSMinGRES\nsbatch: error: {POLICY}", False),
+        (SLURM, "sbatch: error: Slurm job queue full, sleeping and retrying", True),
+        (SLURM, "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying.", True),
         (SLURM, "sbatch: error: invalid partition specified: gpuu", False),
         (SLURM, "sbatch: error: Batch job submission failed: Invalid job array specification", False),
         # Those of PBS are in OpenPBS's own tests of its limits.

@@ -218,6 +218,14 @@ def test_no_sbatch_that_can_be_run_is_a_refusal(commands: Path) -> None:
         (commands / "sbatch").touch(0o600)
 
 
+def test_an_sbatch_that_waits_for_room_in_the_queue_says_that_there_are_too_many_jobs(commands: Path) -> None:
+    full = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying."
+    put(commands, "sbatch", f"echo '{full}' >&2; exec sleep 60")
+    with pytest.raises(SubmissionRefused, match="temporarily unable") as refused:
+        Slurm(timeout=1).submit("script.sh", {"PATH": f"{commands}:/usr/bin:/bin"})
+    assert (refused.value.job_limit, refused.value.definite) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("word", "done"),
     [("PENDING", False), ("CONFIGURING", False), ("SUSPENDED", False), ("COMPLETING", False), ("EXPEDITING", False),

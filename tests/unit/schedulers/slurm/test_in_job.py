@@ -30,6 +30,7 @@ def answers(folder: Path, name: str, text: str, code: int = 0) -> None:
     [
         ("2026-11-24T11:00:00\n", CONFIG, 3595.0),
         ("2026-11-24T09:59:05\n", CONFIG, -60.0),
+        ("CLUSTER: 2026-01-01T00:00:00\n2026-11-24T11:00:00\n", CONFIG, 3595.0),
         ("NONE\n", CONFIG, None),  # no time limit
         ("", CONFIG, None),
         ("slurm_load_jobs error: Invalid job id specified\n", CONFIG, None),
