@@ -13,7 +13,7 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -407,14 +407,20 @@ def queue_facts(name: str, values: Mapping[str, Any]) -> QueueFacts:
 
 
 def parse_nodes(text: str) -> list[PBSNode]:
-    """Parses the output of `pbsnodes -a`: each node's name is followed by its indented attributes."""
+    """Parses the output of `pbsnodes -a`: each vnode's name is followed by its indented attributes.
+
+    The vnodes of a host are one node: a chunk may use several of them, but none that is broken.
+    """
     found: list[tuple[str, dict[str, str]]] = []
     for line in text.splitlines():
         if line and not line[0].isspace():
             found.append((line.strip(), {}))
         elif found and (match := re.match(r"\s+(\S+) = (.*)", line)):
             found[-1][1][match[1]] = match[2].strip()
-    return [_node(name, values) for name, values in found]
+    hosts: dict[tuple[str, str], list[PBSNode]] = {}
+    for vnode in (_node(name, values) for name, values in found):
+        hosts.setdefault((vnode.others.get("host", vnode.name), vnode.queue), []).append(vnode)
+    return [vnodes[0] if len(vnodes) == 1 else _joined(vnodes) for vnodes in hosts.values()]
 
 
 def _node(name: str, values: Mapping[str, str]) -> PBSNode:
@@ -425,6 +431,16 @@ def _node(name: str, values: Mapping[str, str]) -> PBSNode:
     free = {key: max(number - taken[key], 0) for key, number in has.items()}
     others = {key: value for key, value in texts.items() if key not in has}
     return PBSNode(name, values.get("state", ""), has, free, values.get("comment", ""), values.get("queue", ""), others)
+
+
+def _joined(vnodes: Sequence[PBSNode]) -> PBSNode:
+    has, free = Counter[str](), Counter[str]()
+    for each in vnodes:
+        has.update(each.has)
+        free.update({} if each.broken else each.free)
+    others = {key: value for each in reversed(vnodes) for key, value in each.others.items()}
+    first = next((each for each in vnodes if not each.broken), vnodes[0])
+    return replace(first, name=vnodes[0].name, has=has, free=free, others=others)
 
 
 def amount(resource: str, value: str) -> int | None:

@@ -66,27 +66,22 @@ def hosts_of(nodes: Sequence[PBSNode], plan: JobPlan, queue: str | None) -> list
     | resource | amount of the host |
     |---|---|
     | set in `cluster.chunk` | unlimited, because the value in the chunk replaces the plan's |
-    | reported by vnodes as amounts | their sum: a chunk may use several vnodes of a host |
+    | reported as an amount | this |
     | reported by a vnode as a text (`@host`: shared with another vnode) | unlimited: texts cannot be added |
-    | any, if the vnodes report no resource (the host was never up) | unlimited: not known yet |
+    | any, if none is reported (the host was never up) | unlimited: not known yet |
     | not reported | 0 |
     """
     settings = settings_of(plan, PBSSettings)
-    hosts: dict[str, list[PBSNode]] = {}
-    for node in nodes:
-        if queue is None or node.queue in ("", queue):
-            hosts.setdefault(node.others.get("host", node.name), []).append(node)
 
-    def has(vnodes: Sequence[PBSNode], resource: str) -> int:
-        text = any(resource in node.others for node in vnodes)
-        if resource in settings.chunk or text or not any(node.has for node in vnodes):
-            return sys.maxsize
-        return sum(node.has.get(resource, 0) for node in vnodes)
+    def has(node: PBSNode, resource: str) -> int:
+        unknown = resource in settings.chunk or resource in node.others or not node.has
+        return sys.maxsize if unknown else node.has.get(resource, 0)
 
     counts_gpus = settings.gpu_directive is GpuDirective.ngpus
     return [
-        NodeGroup(1, has(vnodes, "ncpus"), has(vnodes, "mem"), has(vnodes, "ngpus") if counts_gpus else sys.maxsize)
-        for vnodes in hosts.values()
+        NodeGroup(1, has(node, "ncpus"), has(node, "mem"), has(node, "ngpus") if counts_gpus else sys.maxsize)
+        for node in nodes
+        if queue is None or node.queue in ("", queue)
     ]
 
 

@@ -189,6 +189,19 @@ def test_nodes_are_read_from_pbsnodes() -> None:
     assert (second.broken, second.comment) == (True, "node down: communication closed")
 
 
+def test_a_chunk_may_use_all_vnodes_of_a_host_that_work() -> None:
+    shown = "     state = {}\n     resources_available.host = n1\n     resources_available.ncpus = 32\n"
+    shown += "     resources_assigned.ncpus = 4\n"
+    vnodes = [f"n1[{number}]\n{shown.format(state)}" for number, state in enumerate(["offline", "free", "job-busy"])]
+    plain = "n2\n     state = free\n     resources_available.ncpus = 8\n"
+    first, second = client.parse_nodes("".join(vnodes) + plain)
+    assert (first.name, first.broken, first.has, first.free) == ("n1[0]", False, {"ncpus": 96}, {"ncpus": 56})
+    assert (second.name, second.has) == ("n2", {"ncpus": 8})
+    assert pending.fitting([first, second], pending.Chunk({"ncpus": 50}, {})) == [first]
+    (down,) = client.parse_nodes("".join(vnodes[:1]) * 2)
+    assert (down.broken, down.free) == (True, {})
+
+
 @pytest.mark.parametrize(
     ("record", "starts"),
     [
