@@ -108,7 +108,7 @@ def check(config: FSDPLm, text: Text, invariant: bool = False) -> None:
         least = -(-config.width // config.heads) * config.heads
         raise ConfigError(
             f"workload.width={config.width} cannot be divided into workload.heads={config.heads} equal parts: "
-            f"use width={least}"
+            f"use workload.width={least}"
         )
     for key, value, allowed in (
         ("dropout", config.dropout, 0 <= config.dropout < 1),

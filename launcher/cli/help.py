@@ -196,7 +196,7 @@ def of_key(name: str) -> Iterator[str]:
     found = found or [(title, key) for title, key in every if key.name.rpartition(".")[2] == name]
     last = ""
     for title, key in found:
-        if title != last and key.name.startswith("workload."):
+        if title != last and key.name.startswith(("workload.", "cluster.")):
             yield f"{title}:"
         last = title
         yield from row(key)

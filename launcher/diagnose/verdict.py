@@ -104,7 +104,7 @@ class Evidence:
     cancelled: bool = False  # whether `launcher cancel` was called for the run
     pruned: kinds.Pruned | None = None  # None: the search of the run's sweep did not
     preempted: bool = False  # whether the scheduler was preempting the job when it stopped
-    gpus: int = 0  # GPUs on each node that the run asked for
+    gpus: int | None = 0  # GPUs on each node that the run asked for; None: it was resumed since, with others maybe
     # bytes of memory (`used`, `peak`, `largest`, `limit`) and numbers of killed processes (`kills`, `host_kills`), as
     # in `launcher.agent.rank_progress`; `used` and `limit` are from the scheduler
     memory: Mapping[str, int] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class Verdict:
 
 def classify(seen: Evidence) -> Verdict:
     found = _classify(seen)
-    if found.kind is not EndKind.NO_GPU or found.cause is None:
+    if found.kind is not EndKind.NO_GPU or found.cause is None or seen.gpus is None:
         return found
     return replace(found, cause=f"{found.cause}; it asked for {plural(seen.gpus, 'GPU')} a node (gpus_per_node)")
 
@@ -335,7 +335,7 @@ def evidence_of_attempt(
         else:
             state = {errors.DONE: RunState.DONE, errors.RESUME: RunState.STOPPED}.get(code, RunState.FAILED)
         evidence = _from_events(seen.plan, events, Evidence(state, ended=code))
-        evidence = _with_texts(seen, attempt, following, evidence)
+        evidence = replace(_with_texts(seen, attempt, following, evidence), gpus=None)
     if past is not None and not evidence.job.text:
         evidence = replace(evidence, job=replace(evidence.job, raw_state=past.raw_state))
     memory = dict(evidence.memory)

@@ -132,7 +132,8 @@ def _folder(name: str, runs_dir: Path | None, *kinds: str) -> Path:
     if matches:
         raise NoRunError(f"{name!r} fits {len(matches)} {'s and '.join(kinds)}s: {', '.join(matches[:5])}")
     no_sweep = ", and no sweep" if len(kinds) > 1 else ""
-    raise NoRunError(f"no {kind} {name!r} in {runs_dir}{no_sweep}.{near(name, [*there, 'latest'])}")
+    elsewhere = " What was submitted with another LAUNCHER_RUNS_DIR is not there"
+    raise NoRunError(f"no {kind} {name!r} in {runs_dir}{no_sweep}.{near(name, [*there, 'latest'])}{elsewhere}")
 
 
 def _has(folder: Path, *kinds: str) -> bool:
