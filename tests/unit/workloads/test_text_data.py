@@ -93,7 +93,7 @@ def test_a_text_that_changed_is_told(tmp_path: Path) -> None:
         ({"log_every": 0}, "workload.log_every=0"),
         ({"eval_windows": 0}, "workload.eval_windows=0"),
         ({"sample": -1}, "workload.sample=-1"),
-        ({"width": 130}, "workload.width=130 cannot be divided into workload.heads=4 equal parts: use workload.width=132"),
+        ({"width": 130}, "width=130 cannot be divided into workload.heads=4 equal parts: use workload.width=132"),
         ({"dropout": 1.0}, "workload.dropout=1.0: it must be from 0 to less than 1"),
         ({"warm_up": 2.0}, "workload.warm_up=2.0: it must be a part of all steps, 0 to 1"),
         ({"clip": -1.0}, "workload.clip=-1.0: it must be 0 or more"),
