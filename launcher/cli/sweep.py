@@ -11,6 +11,7 @@ import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,7 +121,7 @@ def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
     shown = found if everything else found[:RECENT]
     live = JobMonitor()
     numbers: dict[str, dict[str, int] | DamagedRun] = {
-        each.id: or_damaged(Run(each.path), lambda each=each: counts(point_statuses(each, live))) for each in shown
+        each.id: or_damaged(Run(each.path), partial(_counts, each, live)) for each in shown
     }
     if as_json:
         rows = [(each, numbers[each.id]) for each in shown]
@@ -140,6 +141,10 @@ def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
     if len(shown) < len(found):
         print(f"... and {len(found) - len(shown)} older; --all shows them")
     return 0
+
+
+def _counts(sweep: Sweep, live: JobMonitor) -> dict[str, int]:
+    return counts(point_statuses(sweep, live))
 
 
 def show_status(sweep: Sweep, *, everything: bool = False, as_json: bool = False) -> int:
