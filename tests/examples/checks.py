@@ -43,7 +43,7 @@ class Checks(WorkloadHook):
         return dataclasses.replace(config.workload, kwargs=kwargs), [f"names: {found.dir}"]
 
     def check(self, plan):
-        batch = plan.workload.params["kwargs"].get("batch_size", 32)
+        batch = plan.workload.params["kwargs"].get("batch_size", 64)
         if batch % plan.world_size:
             raise ConfigError(
                 f"workload.kwargs.batch_size={batch} cannot be shared out to {plan.world_size} ranks: "
