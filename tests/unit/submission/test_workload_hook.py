@@ -164,7 +164,7 @@ def test_the_example_of_the_page_does_what_the_page_says(tmp_path: Path) -> None
     for each in (package, folder, mirror):
         each.mkdir(parents=True)
     (package / "__init__.py").touch()
-    (package / "train.py").write_text("def main(lr, batch_size=64): pass\n")
+    (package / "train.py").write_text("def main(folder, lr, batch_size=64): pass\n")
     (package / "checks.py").write_text(code)
     (folder / "mytrain.yaml").write_text(settings)
     (mirror / "names.txt").write_text("emma\n")
