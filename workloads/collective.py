@@ -578,10 +578,8 @@ def conclude(
     operations = len({(row["op"], row["group"]) for row in rows})
     report.say(f"{formatting.plural(operations, 'operation')}, every result verified: all right")
     if baseline is not None:
-        slower = benchmark_results.against(
-            written.rows, baseline, config.tolerance, report.say_wrapped, str(config.baseline)
-        )
-        if slower:
+        name = str(config.baseline)
+        if slower := benchmark_results.against(written.rows, baseline, config.tolerance, report.say_wrapped, name):
             raise WorkloadError(slower)
     metrics: dict[str, float | int | str] = {}
     for row in rows:
