@@ -122,7 +122,7 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
 
 
 def _files(plan: JobPlan) -> tuple[list[dict[str, Any]], str]:
-    # Finds the files that the user's own code has saved by itself (see `saves`), as rows like those of checkpoints
+    # Finds the files that the user's own code has saved (see `user_checkpoints`), as rows like those of checkpoints
     give_up, count, done = time.monotonic() + user_checkpoints.SCAN_TIMEOUT, 0, True
     newest: dict[str, os.stat_result] = {}
     try:

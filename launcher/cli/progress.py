@@ -1,7 +1,7 @@
 """How far a run is; shows progress: as bars in a terminal, elsewhere as lines at intervals.
 
-All progress bars are made here: those of trainings, sweeps and downloads. Without a terminal, only
-the text after the bar is printed. rich omits colours if NO_COLOR is set.
+All progress bars are made here: those of trainings, sweeps and downloads. Without a terminal, only the text after the
+bar is printed. rich omits colours if NO_COLOR is set.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ If the scheduler does not respond, or has no record of a job, the run's files al
 
 A point of a packed sweep has no job: the claims of slot managers say whether it runs.
 
-| state of the point's log (claims.State) | its slot manager | state of the point |
+| state of the point's log (point_claims.State) | its slot manager | state of the point |
 |---|---|---|
 | HELD | alive | running |
 | HELD | dead | waiting: another manager takes it over |

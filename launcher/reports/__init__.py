@@ -1,10 +1,10 @@
-"""Makes the report page of the command `report`: one HTML file about a run, several runs or a sweep.
+"""Makes the report page of the command `report`: one HTML file about a run or a sweep.
 
 The page needs no network: it contains plotly's JavaScript, and its content security policy allows only the page's own
 scripts, and no requests. All text from a run directory, such as host names and log lines, is escaped.
 
 - `collect`: reads a run directory into RunData: attempts, timeline, metrics, results; the only module that reads runs;
-  results of benchmarks (`p2p`, `collective`) as curves, and compared with a baseline
+  results of benchmarks (`p2p`, `collective`) as curves
 - `sections`: the sections of the report of a run, and of a sweep
 - `page`: what a page consists of, and its HTML; all figures, and the words for numbers
 """

@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.checkpoint import format as checkpoints
 from launcher.errors import RunError
-from launcher.failures import messages as texts
+from launcher.failures import messages
 from launcher.files.json_types import misfit
 from launcher.files.shared_files import read_json, unwrap
 from launcher.formatting import clean, long_size, plural, si
@@ -211,7 +211,7 @@ def _spans(number: int, events: Sequence[kinds.Event], began: float, end: float)
             text = f"{plural(event.ranks, 'rank')} on {plural(event.members, 'node')}"
         elif isinstance(event, kinds.Restart) and what == "running":
             spans.append(Span(number, what, since, time, text))
-            what, since, text = "restarting", time, texts.of_fault(event)
+            what, since, text = "restarting", time, messages.of_fault(event)
     return [*spans, Span(number, what, since, max(since, end), text)]
 
 
@@ -220,27 +220,27 @@ def _mark(event: kinds.Event) -> tuple[str, str] | None:
         size, seconds = long_size(event.bytes), si(event.seconds, "s")
         return "checkpoint", f"checkpoint of step {event.step}, {size}, {seconds}"
     if isinstance(event, kinds.Restart):
-        return "restart", f"restart in place{_at(event.step)}, round {event.round}: {texts.of_fault(event)}"
+        return "restart", f"restart in place{_at(event.step)}, round {event.round}: {messages.of_fault(event)}"
     if isinstance(event, kinds.Fault):
-        cause = texts.of_fault(event)
+        cause = messages.of_fault(event)
         host = f" ({event.host})" if event.host not in cause else ""
         return "fault", f"failure{_at(event.step)}: {cause}{host}"
     if isinstance(event, kinds.SetupFailed):
         return "fault", f"failure: {event.message} ({event.host})"
     if isinstance(event, kinds.Stop):
-        return "stop", f"stop{_at(event.step)}: {texts.of_stop(event)}"
+        return "stop", f"stop{_at(event.step)}: {messages.of_stop(event)}"
     if isinstance(event, kinds.Resized):
-        return "resized", texts.of_resized(event)
+        return "resized", messages.of_resized(event)
     if isinstance(event, kinds.SaveFailure):
         return "warning", f"the checkpoint of step {event.step} was not saved: {event.error}"
     if isinstance(event, kinds.PassedOver):
         return "warning", f"a checkpoint cannot be used: {event.checkpoint}: {'; '.join(event.problems)}"
     if isinstance(event, kinds.Restored):
-        return "restart", texts.of_restored(event)
+        return "restart", messages.of_restored(event)
     if isinstance(event, kinds.Continues):
-        return "end", f"continues: {texts.of_next(event)}"
+        return "end", f"continues: {messages.of_next(event)}"
     if isinstance(event, kinds.Stays):
-        return "end", f"does not continue: {texts.of_next(event)}"
+        return "end", f"does not continue: {messages.of_next(event)}"
     return ("end", f"ended with exit code {event.code}") if isinstance(event, kinds.Ended) else None
 
 

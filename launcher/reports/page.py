@@ -452,8 +452,8 @@ class Section:
 class Page:
     title: str  # the document's title and first heading
     kind: str  # what the page is about (`Sweep`), shown above that heading
-    state: str  # the run's; empty for a sweep or several runs
-    cause: str  # a line below the heading: why the run ended, the baseline, or the states of a sweep's points
+    state: str  # the run's; empty for a sweep
+    cause: str  # a line below the heading: why the run ended, or the states of a sweep's points
     facts: Sequence[tuple[str, str]]  # names and values
     codes: Sequence[CodeBlock]
     sections: Sequence[Section]

@@ -424,7 +424,7 @@ class PointEnded(Event, kind="point_ended"):
     point: int
     slot: int
     code: int  # exit code of the process; -N: signal N killed it
-    kind: str  # a value of `launcher.runs.point_claims.Kind` (`done`, `failed`, `released`)
+    kind: str  # a value of `launcher.runs.point_claims.EntryKind` (`done`, `failed`, `released`)
 
 
 class NodeLeftOut(Event, kind="node_left_out"):

@@ -21,7 +21,7 @@ from typing import Any
 from launcher.errors import ConfigError, RunError, near
 from launcher.files import ownership, run_files
 from launcher.files.shared_files import list_names, read_text, unwrap
-from launcher.monitoring import sweep_status as sweep_live
+from launcher.monitoring import sweep_status
 from launcher.monitoring.run_status import JobMonitor, RunState, queries, status_of
 from launcher.plan.plan import JobPlan
 from launcher.runs import lookup, sweep_directory
@@ -128,13 +128,13 @@ def _read_dependency(condition: str, path: Path, live: JobMonitor) -> Dependency
             seen.state in (RunState.UNKNOWN, RunState.LOST), seen.plan.cluster.scheduler if seen.plan.queued else None,
             tuple(job for job in jobs if job),
         )  # fmt: skip
-    points = sweep_live.point_statuses(sweep, live, [int(path.name)] if sweep.path != path else None)
-    found = sweep_live.counts(points)
+    points = sweep_status.point_statuses(sweep, live, [int(path.name)] if sweep.path != path else None)
+    found = sweep_status.counts(points)
     done = sum(found.get(each.value, 0) for each in (RunState.DONE, RunState.PRUNED)) == len(points)
-    state = points[0].state if sweep.path != path else "done" if done else sweep_live.summary(found)
+    state = points[0].state if sweep.path != path else "done" if done else sweep_status.summary(found)
     plans = [(each.seen.plan, each.seen.history.job_id) for each in points if each.live and each.seen]
     if sweep.manifest().packing is not None and not all(each.over for each in points):
-        plans = [(each.plan, each.history.job_id) for each in sweep_live.live_pilots(sweep, live)]
+        plans = [(each.plan, each.history.job_id) for each in sweep_status.live_pilots(sweep, live)]
     held = [(plan, job) for plan, job in plans if plan.queued and job]
     schedulers = {plan.cluster.scheduler for plan, _ in held}
     whole = sweep.path == path

@@ -1,9 +1,9 @@
 """What ranks and their agent share in memory (no disk, no lock, no system call): heartbeats, agreement on stops.
 
 The memory starts with what the agent writes for all of its ranks (`AgentWords`). Then each rank has a slot: its
-heartbeat, its step time, and its state in the agreement on stops (`RankWords`). The words of the agreement are aligned
-and of 8 bytes, each written by one side only and in one piece, so that no read is torn. Values that belong together
-share a word, or are in words that carry the same proposal number.
+heartbeat, and its state in the agreement on stops (`RankWords`). The words of the agreement are aligned and of 8
+bytes, each written by one side only and in one piece, so that no read is torn. Values that belong together share a
+word, or are in words that carry the same proposal number.
 
 | word of the agent | bits, from the highest |
 |---|---|

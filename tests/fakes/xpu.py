@@ -24,9 +24,6 @@ class Event:
         self.calls.append(("record",))
         self.at = len(self.calls)
 
-    def query(self) -> bool:
-        return self.at > 0
-
     def elapsed_time(self, later: Event) -> float:
         assert self.timing
         return float(later.at - self.at)

@@ -190,7 +190,7 @@ def _column(found: re.Match[str]) -> str:
     return "MaxTRESPerNode" if per == "PerNode" else f"{group}TRES{user}"
 
 
-TRIED = (Why.ROOM, Why.PARTITION, Why.NODES, Why.RESERVATION)  # reasons for which changes of the run are tried
+TRIED = (Why.ROOM, Why.PARTITION, Why.NODES, Why.RESERVATION)  # reasons for which changes of the run are offered
 OVERLOOKED = 300.0  # seconds without a reason after which this is reported itself: Slurm schedules every minute
 
 
