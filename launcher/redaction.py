@@ -14,7 +14,8 @@ SECRETS = (
     "*TOKEN*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*PASSPHRASE*", "*CREDENTIAL*", "*_KEY", "*APIKEY*", "*COOKIE*",
     "*_PAT", "*_AUTH", "!*TOKENIZER*", "!MAX_*", "!NUM_*",
 )  # fmt: skip
-_NAMES = re.compile(r"(?<![\w-])(?:-+[\w-]+|[\w-]+(?=\s*:))")  # options, and keys of YAML
+# Options, and names in front of `=` or `:`; parts of paths, such as /data/tokens.bin, are none
+_NAMES = re.compile(r"""(?<![\w./-])(?:-+[\w-]+|[\w-]+(?=["']?\s*[:=]))""")
 
 
 def all_patterns(more: Iterable[str]) -> tuple[str, ...]:
@@ -48,9 +49,9 @@ def public(name: str, value: Any) -> Any:
     items = value if isinstance(value, list) else []
     names = _NAMES.findall(value) if isinstance(value, str) else []
     for item in items:
-        if isinstance(item, str):  # a path, such as /data/tokens.bin, is no name
+        if isinstance(item, str):
             head, equals, _ = item.partition("=")
-            names += [head] if equals or re.fullmatch(r"-*[\w-]+", item) else _NAMES.findall(item)
+            names += [*_NAMES.findall(item), *([head] if equals or re.fullmatch(r"-*[\w-]+", item) else [])]
     if value is not None and any(is_secret(each.lstrip("-").replace("-", "_")) for each in (name, *names)):
         return HIDDEN
     if isinstance(value, str):

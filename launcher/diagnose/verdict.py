@@ -68,6 +68,7 @@ _KINDS = {
     **dict.fromkeys((FaultCode.PREFLIGHT, FaultCode.STILL_THERE), EndKind.BAD_NODE),
     FaultCode.CONDITION_FAILED: EndKind.NEVER_STARTED,
 }  # fmt: skip
+_OF_FILES = {FaultCode.UNREADABLE, FaultCode.ARCHIVE, FaultCode.CONTAINER, FaultCode.NO_FOLDER}
 _STATE_KINDS = {
     "TIMEOUT": EndKind.WALL_TIME,
     "DEADLINE": EndKind.WALL_TIME,
@@ -180,7 +181,7 @@ def _fault(seen: Evidence, fault: kinds.Fault) -> Verdict:
     if state in DECISIVE and seen.unexplained:
         cause = f"{cause}; {seen.scheduler} says {state}"
     if not seen.unexplained:
-        if fault.code is FaultCode.UNREADABLE and fault.ends_with == errors.RESUME:  # a file server does not answer
+        if fault.code in _OF_FILES and fault.ends_with == errors.RESUME:  # a file server does not answer
             return Verdict(EndKind.STOPPED, cause)
         other = EndKind.EXITED if fault.exception == "SystemExit" else EndKind.EXCEPTION
         kind = symptoms.kind_of(fault.error or "", fault.exception, loads=bool(fault.reading))

@@ -151,7 +151,10 @@ def require_agent(words: Sequence[str], environ: Mapping[str, str], plan: JobPla
 
 
 def _exists(path: str) -> bool:
-    return shared_files.unwrap(shared_files.exists(path))
+    found = shared_files.exists(path)
+    if isinstance(found, shared_files.Unavailable) and not found.is_transient:  # it may not be looked at
+        return False
+    return shared_files.unwrap(found)
 
 
 def main(run_dir: str) -> int:

@@ -212,7 +212,7 @@ class SlotManager:
         self._claims.note(self._mine, kinds.ManagerIdle())
         with contextlib.suppress(OSError, UnavailableError):
             self._board.look(now=True)
-            return not self._board.free and not self._grows()
+            return not self._board.free and not self._grows(now=True)
         return False
 
     # -- points
@@ -237,9 +237,9 @@ class SlotManager:
             claimed = self._board.claim()
         return claimed
 
-    def _grows(self) -> bool:
-        # Lets the search, if any, choose another point; returns whether it did
-        if self._search is None or not self._search.more():
+    def _grows(self, *, now: bool = False) -> bool:
+        # Lets the search, if any, choose another point; returns whether it did. now: see `SearchPoints.more`
+        if self._search is None or not self._search.more(now=now):
             return False
         self._board.count = self._search.count()
         return True

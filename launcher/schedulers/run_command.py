@@ -160,14 +160,17 @@ FIRST, LONGEST = 0.5, 20.0  # seconds between two attempts
 class SubmissionRefused(SubmissionError):
     """The scheduler refused the job, and a retry would not help."""
 
-    def __init__(self, words: str, *, definite: bool = False, job_limit: bool = False) -> None:
+    def __init__(self, words: str, *, definite: bool = False, job_limit: bool = False, slow: bool = False) -> None:
         super().__init__(words)
         self.definite = definite  # whether it is certain that no job was created, so that no query for one is needed
         self.job_limit = job_limit  # whether the user has too many jobs; others can be submitted when some end
+        self.slow = slow  # whether this took minutes to learn, so that nobody wants to learn it of each part
 
 
 class NoAnswer(Exception):
     """The reply to a submission was lost, so it is unknown whether the scheduler accepted the job."""
+
+    job_limit = False  # whether the scheduler said that it has too many jobs now
 
 
 def submit_once(
@@ -193,7 +196,7 @@ def submit_once(
                 return job_id
             raise
 
-    why = ""
+    why, full = "", False
     for _ in backoff(timeout, FIRST, LONGEST):
         try:
             return once()
@@ -201,6 +204,12 @@ def submit_once(
             if not why:
                 print(f"launcher: no answer ({error}); retrying for up to {timeout:g} s", file=sys.stderr)
             why = str(error) or type(error).__name__
+            full = isinstance(error, NoAnswer) and error.job_limit
+    if full:
+        with contextlib.suppress(QueryError):
+            if job_id := find():
+                return job_id
+            raise SubmissionRefused(f"the scheduler takes no more jobs now: {why}", job_limit=True, slow=True)
     raise SubmissionError(
         f"the scheduler did not answer for {timeout:g} s, so it is unknown whether it accepted the job ({why})"
     )

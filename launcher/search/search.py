@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -179,6 +180,7 @@ def _distribution(dimension: Dimension) -> BaseDistribution:
 
 
 NAME = "search"  # name of Optuna's study
+LOOK = 5.0  # seconds between two looks whether a search that has ended has other settings
 RUNGS = 3  # number of rungs, unless sweep.asha.min_steps is given
 
 
@@ -208,7 +210,7 @@ class Search:
     def ask(self) -> Trial | None:
         """Chooses the next point, and records it; None: the search has ended. Raises UnavailableError, OSError."""
         with self._operation() as study:
-            self.settings = self._record.settings()  # a repeated command may have raised the budget
+            self.refresh()
             trials = study.get_trials(deepcopy=False)
             if STOPPED in study.user_attrs or not self._affordable(trials):
                 return None
@@ -224,6 +226,15 @@ class Search:
                 )
             )  # fmt: skip
             return Trial(len(trials), overrides)
+
+    def refresh(self) -> None:
+        """Reads the settings again, since a repeated command may have raised the budget; damaged ones are left out."""
+        try:
+            self.settings = self._record.settings()
+        except UnavailableError:
+            raise
+        except RunError:
+            pass
 
     def report(self, number: int, step: int, value: float, total: int = 0) -> bool:
         """Decides whether to prune a point, from its objective (NaN: the worst) after some steps; total: 0 if unknown.
@@ -402,14 +413,21 @@ class SearchPoints:
         self._template: Any = self._record.template()
         self._reports: dict[int, PointReports] = {}
         self._over: SearchSettings | None = None  # the settings with which the search has ended
+        self._looks_at = 0.0  # monotonic time from which on these are read again
 
     def count(self) -> int:
         """Returns the number of points so far, also of those that other managers have chosen."""
         return len(self._search.points())
 
-    def more(self) -> bool:
-        """Chooses another point, which increases `count`; returns False if the search has ended with its settings."""
-        if self._over is None or self._over != self._record.settings():
+    def more(self, *, now: bool = False) -> bool:
+        """Chooses another point, which increases `count`; returns False if the search has ended with its settings.
+
+        now: whether these are read again even if they were read less than LOOK seconds ago.
+        """
+        if self._over is not None and (now or time.monotonic() >= self._looks_at):
+            self._looks_at = time.monotonic() + LOOK
+            self._search.refresh()
+        if self._over is None or self._over != self._search.settings:
             self._over = self._search.settings if self._search.ask() is None else None
         return self._over is None
 

@@ -66,6 +66,7 @@ def _start_points(points: _Points, failed: set[int]) -> None:
             except (LauncherError, OSError) as error:
                 failed.add(index)
                 print(f"point {index}: {error}", file=sys.stderr, flush=True)
+        points.read_at = time.monotonic()
         time.sleep(max(POLL_INTERVAL, 4 * took))  # with many points a read takes long
 
 
@@ -74,7 +75,7 @@ class _Points:
 
     def __init__(self, sweep: Sweep) -> None:
         self.sweep = sweep
-        self.read_at = time.monotonic()  # when the last look succeeded
+        self.read_at = time.monotonic()  # when everything could be read last
         self._known: dict[int, tuple[bool, float]] = {}  # by point: whether it waits, else it is over; its request
 
     def look(self, most: int | None = None) -> tuple[list[int], int]:
@@ -96,7 +97,6 @@ class _Points:
                 self._known[index] = waits, since
             running += alive
             waiting += [index] if waits else []
-        self.read_at = time.monotonic()
         return waiting, running
 
 

@@ -228,7 +228,8 @@ def _pilots(
         return {}, manifest
     if existing is not None and existing.packing is not None and config.sweep.pack is None:
         packing = dataclasses.replace(packing, pilots=existing.packing.pilots)
-    if len(arrays) == 1 and 0 not in plans and sweep.run(0).recorded():  # earlier points share the pilots, too
+    earlier = existing is None or not existing.search  # those of a search are compared in `_require_room`
+    if len(arrays) == 1 and 0 not in plans and earlier and sweep.run(0).recorded():  # they share the pilots, too
         of_command = {each.partition(".")[0] for each in OF_THE_COMMAND}
         before = dataclasses.replace(sweep.run(0).plan(), **{name: getattr(point, name) for name in of_command})
         arrays = groups({0: before, number: point}, sweep.id, sweep.path)

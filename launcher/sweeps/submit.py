@@ -92,7 +92,9 @@ def submit_sweep(prepared: PreparedSweep, *, by_hand: bool = False) -> Submitted
         sweep = Sweep.create(prepared.path)
         with only_submitter(sweep.path):
             submit = _submit_points if prepared.settings is None else _submit_search
-            cancelled = sweep.cancelled()
+            cancelled, record = sweep.cancelled(), SearchRecord(sweep.path)
+            searched = prepared.existing is not None and prepared.existing.search
+            before = (record.settings(), record.template()) if searched else None
             try:
                 submitted = submit(sweep, prepared, by_hand)
             except SubmissionRefused:  # there is no job of this command
@@ -100,6 +102,8 @@ def submit_sweep(prepared: PreparedSweep, *, by_hand: bool = False) -> Submitted
                     remove(Run(sweep.path))
                 elif prepared.existing is not None:
                     _restore(sweep, prepared.existing, len(prepared.manifest.points))
+                    if before is not None:
+                        record.create(*before)
                     sweep.mark_cancelled(cancelled)
                 raise
         Run(sweep.path).link(default_runs_dir())
@@ -319,7 +323,7 @@ class _ArraySubmitter:
             if not refused.job_limit:
                 raise self._partial_refusal(refused) from None
             self._limit = str(refused)
-            if len(members) == 1:
+            if len(members) == 1 or refused.slow:
                 return list(members)
             first, rest = members[: len(members) // 2], members[len(members) // 2 :]
             throttles = prepare.shares(throttle, [len(first), len(rest)])
@@ -538,6 +542,8 @@ def throttle_pilots(sweep: Sweep, most: int) -> tuple[SubmittedPilots, list[str]
                 monitor.cancel(seen.run)
             else:
                 seen.run.mark("stop")
+        if surplus:
+            return SubmittedPilots({}), [seen.run.id for seen in surplus]
         submitted = submit_pilots(sweep, ())
         assert submitted.pilots is not None
-        return submitted.pilots, [seen.run.id for seen in surplus]
+        return submitted.pilots, []

@@ -127,15 +127,16 @@ class Slurm(Struct):
         try:
             done = run_submission(self.request(script, environment, *arguments), timeout=self.timeout)
         except NoAnswer as error:
-            if JOB_LIMIT.search(str(error)):
-                raise SubmissionRefused(str(error), job_limit=True) from None
+            error.job_limit = JOB_LIMIT.search(str(error)) is not None
             raise
         if done.returncode == 0 and (match := re.match(r"\d+", done.stdout.strip())):
             return match[0]  # --parsable prints ID or ID;CLUSTER
         words = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         too_many = JOB_LIMIT.search(words) is not None
-        if NO_ANSWER.search(words) and not too_many:
-            raise NoAnswer(words)
+        if NO_ANSWER.search(words):
+            lost = NoAnswer(words)
+            lost.job_limit = too_many
+            raise lost
         # fatal: sbatch exited before it sent the request (for instance without a configuration).
         raise SubmissionRefused(
             f"sbatch refused the job: {words}",

@@ -510,6 +510,9 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][
         (failed(fault(FaultCode.ARCHIVE, error="/x.tar cannot be unpacked: [Errno 28] No space left on device")),
          EndKind.DISK_FULL, None),
         (failed(fault(FaultCode.UNREADABLE, error="another version")), EndKind.CONFIG_ERROR, None),
+        (failed(fault(FaultCode.ARCHIVE, error="/x.tar: [Errno 116] Stale file handle", ends_with=75)),
+         EndKind.STOPPED, None),
+        (failed(fault(FaultCode.NO_FOLDER, ends_with=75)), EndKind.STOPPED, None),
         (failed(fault(FaultCode.UNKNOWN)), EndKind.EXCEPTION, None),
         # an exception stays one, whatever the scheduler says later
         (failed(raised("ValueError: no"), notices=lines(BY_OOM)), EndKind.EXCEPTION, SAY),

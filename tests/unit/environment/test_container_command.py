@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -16,7 +17,8 @@ import pytest
 
 from launcher.config.schema import DDPMnist, Env, Runtime
 from launcher.environment import container_command
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, UnavailableError
+from launcher.files.shared_files import Ok, Unavailable
 from launcher.paths import own_module
 from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Run
@@ -298,3 +300,14 @@ def test_what_a_file_server_does_not_show_now_is_not_left_out_and_the_run_can_be
     FileServer(monkeypatch).fail(tmp_path / hidden)
     assert container_command.main(plan.run_dir) == 75
     assert f"{tmp_path / hidden} cannot be read now" in capsys.readouterr().err
+
+
+def test_what_may_not_be_looked_at_is_not_there_and_what_cannot_be_looked_at_now_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = [Unavailable("no", errno.EACCES), Unavailable("later", errno.ESTALE), Ok(True)]
+    monkeypatch.setattr(container_command.shared_files, "exists", lambda path: found.pop(0))
+    assert not container_command._exists("/images/x.sif")
+    with pytest.raises(UnavailableError):
+        container_command._exists("/images/x.sif")
+    assert container_command._exists("/images/x.sif")

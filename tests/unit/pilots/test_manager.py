@@ -188,7 +188,7 @@ class Search:
     def count(self) -> int:
         return self._count
 
-    def more(self) -> bool:
+    def more(self, *, now: bool = False) -> bool:
         more = self._count < self.most
         self._count += more
         return more

@@ -83,8 +83,11 @@ def test_when_the_budget_is_spent_there_are_no_more_points_until_it_is_raised(sw
     assert not points.more()
     assert not points.more()
     record.create(dataclasses.replace(record.settings(), points=2), record.template())
-    assert points.more()
+    assert not points.more()  # it has just been looked at
+    assert points.more(now=True)
     assert not points.more()
+    (sweep.path / "search" / "settings.json").write_text("{}")
+    assert not points.more(now=True)  # the settings that were read are kept
 
 
 def test_a_point_that_is_behind_is_to_be_pruned(sweep: Sweep) -> None:

@@ -123,8 +123,8 @@ def test_with_fewer_pilots_those_go_that_wait_and_those_stay_that_run(
     living = [SimpleNamespace(run=sweep.pilot(number), state=state) for number, state in enumerate(states)]
     monkeypatch.setattr(submit, "live_pilots", lambda *_: living)
     monkeypatch.setattr(submit.JobMonitor, "cancel", lambda *_: None)
-    monkeypatch.setattr(submit, "submit_pilots", lambda *_: SimpleNamespace(pilots=SubmittedPilots({})))
-    assert submit.throttle_pilots(sweep, 2)[1] == ["lr-1-pilot-0", "lr-1-pilot-2"]
+    monkeypatch.setattr(submit, "submit_pilots", lambda *_: pytest.fail("a pilot that was cancelled is submitted"))
+    assert submit.throttle_pilots(sweep, 2) == (SubmittedPilots({}), ["lr-1-pilot-0", "lr-1-pilot-2"])
 
 
 def test_a_pilot_goes_on_with_one_node() -> None:

@@ -527,6 +527,16 @@ def test_a_search_goes_on_with_a_larger_budget_and_the_same_values_of_other_keys
     assert SearchRecord(sweep.path).settings().points == 3
 
 
+def test_a_search_whose_new_pilots_are_refused_keeps_its_budget(site: Site) -> None:
+    sweep = search(site, 2)
+    end(sweep.pilot(0), job="100")
+    site.slurm.end("100")
+    site.slurm.set(refusal="--nodes=1")
+    with pytest.raises(SubmissionError, match="Invalid license specification"):
+        search(site, 3)
+    assert SearchRecord(sweep.path).settings().points == 2
+
+
 def test_of_a_search_whose_pilots_are_refused_nothing_is_left(site: Site) -> None:
     site.slurm.set(refusal="--nodes=1")
     with pytest.raises(SubmissionError, match="Invalid license specification"):

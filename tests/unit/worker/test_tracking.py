@@ -109,7 +109,8 @@ def test_what_a_config_has_of_secrets_is_not_tracked() -> None:
         (["--api-key", "hush"], True), (["--hub-key=hush"], True), (["-token", "hush"], True), (["token=hush"], True),
         (["--max_tokens", "256"], False), (["--max-new-tokens=256"], False), (["--num-tokens", "4"], False),
         (["--data", "/data/tokens.bin"], False), (["tokens.bin", "--out=/a/secrets"], False),
-        (["+model.api_key=hush"], True), (["{hub_key: hush}"], True),
+        (["+model.api_key=hush"], True), (["{hub_key: hush}"], True), (['{"token": "hush"}'], True),
+        (["bash", "-c", "export A=4; export HF_TOKEN=hush; python t.py"], True), (["a=b,token=hush"], True),
     ],
 )  # fmt: skip
 def test_an_argument_is_a_secret_by_the_rules_for_variables(words: list[str], hidden: bool) -> None:

@@ -15,7 +15,7 @@ from launcher.plan.limits import NodeGroup
 from launcher.schedulers.base import AnswerLost, JobState, QueryError, SchedulerJob
 from launcher.schedulers.executor import JobWatcher
 from launcher.schedulers.registry import job_environment
-from launcher.schedulers.run_command import SubmissionRefused
+from launcher.schedulers.run_command import SubmissionRefused, submit_once
 from launcher.schedulers.slurm import scheduler
 from launcher.schedulers.slurm.client import (
     STATES,
@@ -221,9 +221,14 @@ def test_no_sbatch_that_can_be_run_is_a_refusal(commands: Path) -> None:
 def test_an_sbatch_that_waits_for_room_in_the_queue_says_that_there_are_too_many_jobs(commands: Path) -> None:
     full = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying."
     put(commands, "sbatch", f"echo '{full}' >&2; exec sleep 60")
-    with pytest.raises(SubmissionRefused, match="temporarily unable") as refused:
-        Slurm(timeout=1).submit("script.sh", {"PATH": f"{commands}:/usr/bin:/bin"})
-    assert (refused.value.job_limit, refused.value.definite) == (True, False)
+    slurm, looks = Slurm(timeout=0.5), list[int]()
+
+    def send() -> str:
+        return slurm.submit("script.sh", {"PATH": f"{commands}:/usr/bin:/bin"})
+
+    with pytest.raises(SubmissionRefused, match=r"takes no more jobs now: .*temporarily unable") as refused:
+        submit_once(send, lambda: looks.append(1), timeout=1.2)
+    assert (refused.value.job_limit, refused.value.slow, len(looks) > 0) == (True, True, True)
 
 
 @pytest.mark.parametrize(
