@@ -72,7 +72,7 @@ from launcher.runs import event_files, live_index
 from launcher.runs.events import Bound, Event, Fault, Submitting
 from launcher.structs import Struct, replace
 
-FORMAT = 4  # version of the run directory's format; a launcher reads only its own
+FORMAT = 5  # version of the run directory's format; a launcher reads only its own
 # Fields of a record and their types, except for `plan`, whose fields are those of JobPlan.
 _RECORD = {
     "format": int, "config": dict, "overrides": list[str], "token": str, "launcher": str, "python": str,

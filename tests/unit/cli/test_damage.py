@@ -167,7 +167,7 @@ def test_a_sweep_cut_off_or_changed_anywhere_is_not_done_and_in_nobodys_way(tmp_
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"format": FORMAT + 1}, r"was written by another version \(9\.1, format 5; this one knows 4\): use that one"),
+        ({"format": FORMAT + 1}, r"was written by another version \(9\.1, format 6; this one knows 5\): use that one"),
         ({"plan": {"colour": "red"}}, r"was written by another version \(9\.1\): .*colour"),
         ({"plan": None}, r"was written by another version"),
     ],
