@@ -89,7 +89,7 @@ class Launcher:
     def __call__(self, *arguments: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
         """Runs `python -m launcher ARGUMENTS`."""
         variables = {**self.environ, **environment}
-        if not self.prefix or self.prefix[0] == "nsenter":
+        if not self.prefix or (self.prefix[0], self.prefix[-1]) == ("nsenter", "--"):  # it only enters namespaces
             return forked_commands.run(arguments, ROOT, variables, timeout, self.prefix)
         return subprocess.run(
             [*self.prefix, warm_python.python(), "-m", "launcher", *arguments], cwd=ROOT, env=variables,

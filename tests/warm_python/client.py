@@ -95,7 +95,7 @@ def main(python, *arguments):
             waiting.append(number)
 
     ignored = [each for each in CATCHABLE if signal.getsignal(each) == signal.SIG_IGN]
-    before = {each: signal.signal(each, hand_on) for each in CATCHABLE if each not in ignored}
+    before = {each: signal.signal(each, hand_on) for each in CATCHABLE}  # the fork may come to handle ignored ones, too
     descriptors = [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208  pathlib is slow to import
     answers = socket.socket(socket.AF_UNIX)
     descriptors = [each for each in descriptors if os.path.exists(f"/proc/self/fd/{each}") and each != answers.fileno()]
