@@ -88,7 +88,7 @@ class Multirun:
         submitted = submit_sweep(prepared, by_hand=not config.submit)
         if submitted.commands or not first:
             print_submitted(prepared, submitted)
-        if (submitted.not_accepted or (submitted.pilots and submitted.pilots.left)) and not first:
+        if submitted.is_partial and not first:
             self._command.codes.append(FAILED)
         here = not any(plan.queued for plan in prepared.plans.values())  # also if all its points are over
         if here if config.wait is None else config.wait:

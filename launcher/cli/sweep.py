@@ -459,7 +459,7 @@ def _rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool) -> int:
             print(f"left     {_points(submitted.not_accepted)}: {submitted.limit}")
             print(f"         later: {program()} sweep rerun {sweep.id}")
     print(f"next     {program()} sweep wait {sweep.id}")
-    return 1 if submitted.not_accepted or (submitted.pilots and submitted.pilots.left) else 0
+    return 1 if submitted.is_partial else 0
 
 
 def _print_pilots(sweep: Sweep, submitted: SubmittedPilots) -> None:

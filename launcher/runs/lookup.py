@@ -132,8 +132,10 @@ def _folder(name: str, runs_dir: Path | None, *kinds: str) -> Path:
     if matches:
         raise NoRunError(f"{name!r} fits {len(matches)} {'s and '.join(kinds)}s: {', '.join(matches[:5])}")
     no_sweep = ", and no sweep" if len(kinds) > 1 else ""
-    elsewhere = " What was submitted with another LAUNCHER_RUNS_DIR is not there"
-    raise NoRunError(f"no {kind} {name!r} in {runs_dir}{no_sweep}.{near(name, [*there, 'latest'])}{elsewhere}")
+    raise NoRunError(
+        f"no {kind} {name!r} in {runs_dir}{no_sweep}.{near(name, [*there, 'latest'])} What was submitted with another "
+        "LAUNCHER_RUNS_DIR is not there"
+    )
 
 
 def _has(folder: Path, *kinds: str) -> bool:

@@ -170,7 +170,9 @@ class SubmissionRefused(SubmissionError):
 class NoAnswer(Exception):
     """The reply to a submission was lost, so it is unknown whether the scheduler accepted the job."""
 
-    job_limit = False  # whether the scheduler said that it has too many jobs now
+    def __init__(self, words: str, *, job_limit: bool = False) -> None:
+        super().__init__(words)
+        self.job_limit = job_limit  # whether the scheduler said that it has too many jobs now
 
 
 def submit_once(

@@ -82,6 +82,11 @@ class SubmittedSweep:
     pilots: SubmittedPilots | None = None  # result of the submission of pilots; None: the sweep has no pilots
     commands: tuple[str, ...] = ()  # with submit=false: the commands with which the user submits jobs and arrays
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether the scheduler has not accepted some of the points or pilots."""
+        return bool(self.not_accepted or (self.pilots and self.pilots.left))
+
 
 def submit_sweep(prepared: PreparedSweep, *, by_hand: bool = False) -> SubmittedSweep:
     """Makes the sweep's directory, submits points without a job; SubmissionError: a second call submits the rest."""

@@ -127,16 +127,13 @@ class Slurm(Struct):
         try:
             done = run_submission(self.request(script, environment, *arguments), timeout=self.timeout)
         except NoAnswer as error:
-            error.job_limit = JOB_LIMIT.search(str(error)) is not None
-            raise
+            raise NoAnswer(str(error), job_limit=JOB_LIMIT.search(str(error)) is not None) from None
         if done.returncode == 0 and (match := re.match(r"\d+", done.stdout.strip())):
             return match[0]  # --parsable prints ID or ID;CLUSTER
         words = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         too_many = JOB_LIMIT.search(words) is not None
         if NO_ANSWER.search(words):
-            lost = NoAnswer(words)
-            lost.job_limit = too_many
-            raise lost
+            raise NoAnswer(words, job_limit=too_many)
         # fatal: sbatch exited before it sent the request (for instance without a configuration).
         raise SubmissionRefused(
             f"sbatch refused the job: {words}",
