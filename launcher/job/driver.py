@@ -230,9 +230,11 @@ class Job:
         begun = self._begin()
         try:
             return self._run(begun)
-        except OSError as error:
-            print(f"launcher: {self._host}: {error}", file=sys.stderr)
-            return self._ended(RESUME if is_transient(error) else NO_RETRY)
+        except (RunError, OSError) as error:
+            code = refuse(error)
+            if code != RESUME or (self._failed is not None and self._job.here):  # a job here does its set-up once
+                self._ended(code)
+            return self._end(RESUME, Stop(reason=StopReason.UNREADABLE, error=str(error)))
 
     def _run(self, begun: float) -> int:
         self._stop_if_marked()
@@ -253,7 +255,7 @@ class Job:
             self._ends_others.wait()
         if self._job.after is not None:
             _command(["bash", self._job.after], LAUNCHER_EXIT_CODE=str(command))
-        return self._end(command)
+        return self._end(*self._end_of(command))
 
     # -- before the agents
 
@@ -313,14 +315,9 @@ class Job:
         return any(isinstance(each, Ok) and each.value for each in found) or any(map(unwrap, found))
 
     def _stop_if_marked(self) -> None:
-        try:
-            if not self._marked("stop", "cancelled"):
-                return
-            reason = StopReason.CANCELLED if self._marked("cancelled") else StopReason.STOP_FILE
-        except UnavailableError:
-            reason = StopReason.UNREADABLE
-        self._event(Stop(reason=reason))
-        self._ended(RESUME)
+        if self._marked("stop", "cancelled"):
+            self._event(Stop(reason=StopReason.CANCELLED if self._marked("cancelled") else StopReason.STOP_FILE))
+            self._ended(RESUME)
 
     def _set_deadline(self, begun: float) -> None:
         # From the scheduler or the requested wall time
@@ -340,18 +337,16 @@ class Job:
         failed = self._failed
         if failed is None or self._stops.requested:  # the signal has ended the set-up line
             return
-        code = failed.exit_code()
+        code, why = failed.exit_code(), f"{self._host} cannot read the run's environment.sh"
         if failed.what == "setup":
             ended = "a set-up line, which ended the shell,"
-            message = f"{self._job.setup[failed.line - 1].words if failed.line else ended} failed"
-            print(f"launcher: {message} on {self._host} (exit {failed.code})", file=sys.stderr)
-            self._event(SetupFailed(line=failed.line, host=self._host, message=message, code=failed.code))
+            words = f"{self._job.setup[failed.line - 1].words if failed.line else ended} failed"
+            why = f"{words} on {self._host} (exit {failed.code})"
+            self._event(SetupFailed(line=failed.line, host=self._host, message=words, code=failed.code))
         elif failed.what == "folder":
-            fault = Fault(code=FaultCode.NO_FOLDER, host=self._host, error=self._job.no_workdir, ends_with=code)
-            self._event(fault)
-        else:
-            print(f"launcher: {self._host} cannot read the run's environment.sh", file=sys.stderr)
-        self._ended(code)
+            why = self._job.no_workdir
+            self._event(Fault(code=FaultCode.NO_FOLDER, host=self._host, error=why, ends_with=code))
+        raise UnavailableError(why) if code == RESUME else RunError(why)
 
     def _set_environment(self) -> None:
         job = self._job
@@ -405,6 +400,9 @@ class Job:
             raise Over(DONE)
         if self._stops.requested:
             return
+        if code == RESUME:
+            self._stop_if_marked()
+            raise UnavailableError("the state of a run that it waits for is not known now")
         if code != DONE:
             self._ended(code)
         if self._job.here and self._job.seconds is not None:
@@ -412,7 +410,7 @@ class Job:
 
     # -- the end
 
-    def _end(self, command: int) -> int:
+    def _end(self, code: int, stop: Stop | None) -> int:
         lost, secrets_for_later = None, False
         try:
             require()
@@ -420,9 +418,7 @@ class Job:
             lost = error
         except RunError:  # that is not known now
             secrets_for_later = True
-        if lost is None or not lost.taken:
-            code, stop = self._end_of(command)
-        else:
+        if lost is not None and lost.taken:
             code, stop = RESUME, Stop(reason=StopReason.LEASE_LOST, host=self._host, error=str(lost))
         if stop is not None:
             self._event(stop)

@@ -158,6 +158,7 @@ def test_a_mark_that_is_hard_to_read_is_heeded(
 def test_a_run_of_which_nobody_can_tell_whether_it_was_cancelled_does_not_begin(
     sandbox: Sandbox, server: FileServer, mark: str
 ) -> None:
+    sandbox.python.write_text("#!/bin/bash\nexit 75\n")
     server.fail(f"run-1/{mark}")
     outcome = drive(sandbox)
     server.recover()
@@ -401,8 +402,11 @@ def test_what_the_script_did_not_see_may_be_there_at_the_next_attempt(
     os.environ.update(LAUNCHER_RUN_DIR=str(sandbox.run_dir), LAUNCHER_JOB_ID="7")
     if number is not None:
         server.fail(f"/{path}", number=number)
+    sandbox.python.write_text('#!/bin/bash\nprintf "%s\\n" "$@" >"$SANDBOX/asked"\nexit 0\n')
+    os.environ["SANDBOX"] = str(sandbox.folder)
     assert driver.main([str(sandbox.run_dir / NAME), "--failed", what, f"{sandbox.folder}/{path}"]) == code
     server.recover()
+    assert (sandbox.folder / "asked").exists() == (code == 75)  # whether it continues
     assert ended(outcome := Outcome(sandbox, code, "")) == [code]
     assert {event["ends_with"] for event in outcome.events() if event["event"] == "fault"} <= {code}
 
