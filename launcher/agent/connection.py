@@ -242,6 +242,7 @@ class Control:
         timeout = 0.0 if self._inbox else max(0.0, min(timeout, self._next_heartbeat - now))
         if self._hub is not None:
             assert self.coordinator is not None
+            self.coordinator.receive(self.own.index, {"type": "heartbeat", **self.status}, now)  # its step
             for index, message in self._hub.poll(min(timeout, self.coordinator.next_look(now))):
                 now = time.monotonic()
                 if message is None:
@@ -430,7 +431,7 @@ class Control:
             try:
                 if self.leads:
                     return self._lead(history, left, heartbeat, seats)
-                self.send({"type": "ready", "round": history.round})
+                self.send({"type": "ready", "round": history.round, "step": history.best})
                 return self._await_begin(leader, heartbeat * 2 + rounds.EXCHANGE)
             except RendezvousError as error:
                 if self.begun(history.round):

@@ -5,7 +5,7 @@ No I/O: messages in, messages out. Agents send to the leader:
 | type | content |
 |---|---|
 | `hello` | the agent has connected: its `member` row |
-| `ready` | its ranks of the last round are gone: it can start round `round` |
+| `ready` | its ranks of the last round are gone, and had done `step`: it can start round `round` |
 | `heartbeat` | `step`, `resumable`, `joined`, `closed`, `missing` ranks, `idle` seconds, ranks `done` |
 | `failure` | its ranks failed: see `policy.RoundFailure` |
 | `stop` | it was asked to stop: `level` (`stop` or `warning`), and the event `stop` |
@@ -39,7 +39,7 @@ The leader sends:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, replace
 from typing import Any
 
 from launcher.agent import policy
@@ -171,6 +171,7 @@ class Coordinator:
             return
         for member in members:
             del self._ready[member.index]
+        self.history = replace(self.history, best=max(self.history.best, self._watch.step))
         self._watch = self._new_watch(members, now)
         self.verdict, self._announced = None, set()
         self._watching = self._over = False
@@ -280,7 +281,7 @@ class Coordinator:
     def _handle(self, agent: AgentState, kind: object, message: Message, now: float) -> None:
         index = agent.member.index
         if kind == "ready" and not agent.gone:
-            agent.ended = True
+            agent.ended, agent.step = True, max(agent.step, message.get("step", -1))
             self._ready[index] = agent.member
             if self.arrivals is not None and message["round"] == self.history.round:
                 self.arrivals.arrived[index] = agent.member

@@ -434,8 +434,10 @@ class Supervisor:
         if verdict.saves and not self._over and not (self._gives_up is not None and now > self._gives_up):
             return None
         if verdict.restarts:
+            self._status.read()  # the verdict may know only what the last heartbeats said
+            history = replace(verdict.history, best=max(verdict.history.best, self._status.step))
             planned = verdict.failure.kind is RoundEnd.REGROUP
-            return policy.NextRound(verdict.history, verdict.failure.lost, self._rendezvous.spares, planned)
+            return policy.NextRound(history, verdict.failure.lost, self._rendezvous.spares, planned)
         ours, event = verdict.failure.member == self._own.index, verdict.event
         suspended = event if self._cut_off and isinstance(event, Fault) else None
         raise policy.AttemptFailed(event, verdict.exit_code, ours=ours, decides=ours, suspended=suspended)

@@ -141,6 +141,20 @@ R1 = History(round=1)
 # -- rounds
 
 
+def test_a_loss_is_told_with_the_step_that_the_leader_s_ranks_are_at(make: Make) -> None:
+    agents = [make(index) for index in range(3)]
+    met(*agents)
+    leader = agents[0].coordinator
+    assert leader is not None
+    leader.watch(time.monotonic())
+    for step in (7, 8):
+        agents[0].status = {"step": step, "resumable": True}
+        agents[0].poll(0.05)
+    agents[2]._disconnect()
+    (message,) = messages(agents[0], "verdict")
+    assert message["verdict"]["failure"]["fault"]["step"] == 8
+
+
 def test_all_meet_and_the_first_leads(make: Make) -> None:
     agents = [make(index) for index in range(3)]
     results = met(*agents)

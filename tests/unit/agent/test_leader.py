@@ -818,6 +818,17 @@ def test_one_that_is_lost_after_the_verdict_is_not_waited_for() -> None:
     assert [Member(*row).index for row in cluster.one("begin", [0, 1])["members"]] == [0, 1]
 
 
+def test_what_the_ranks_of_any_agent_had_done_when_they_ended_is_what_the_attempt_has_reached() -> None:
+    cluster = Cluster(4).begin(step=90)
+    cluster.lose(3)
+    history = History(**cluster.one("verdict")["history"])
+    assert history.best == 90  # by the last heartbeats
+    cluster.receive(1, "ready", round=1, step=105)
+    cluster.receive(2, "ready", round=1, step=104)
+    cluster.gather(history, [0, 1, 2])
+    assert cluster.one("begin", [0, 1, 2])["history"]["best"] == 105
+
+
 def test_one_that_is_lost_while_the_next_round_gathers_is_not_waited_for() -> None:
     cluster = Cluster(4).begin()
     cluster.lose(3)

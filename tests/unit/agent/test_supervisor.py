@@ -51,6 +51,7 @@ class FakeWorkers:
         self.immortal = False
         self.prints = False
         self.on_signal: Callable[[int, int], None] = lambda place, number: None
+        self.on_kill: Callable[[], None] = lambda: None
         self._ended: list[WorkerExit] = []
 
     def end(self, place: int, code: int, *, returned: Any = None, error: WorkerError | None = None) -> None:
@@ -74,6 +75,7 @@ class FakeWorkers:
         self.on_signal(place, number)
 
     def kill(self) -> None:
+        self.on_kill()
         for place in sorted(self.alive):
             self.signals.append((place, KILL))
             if not self.immortal:
@@ -836,6 +838,15 @@ def test_a_lost_node_starts_a_new_round_of_the_others(job: Callable[..., Job]) -
     one.run(1)
     assert one.ended()[:2] == ["round 1", "round 1"]
     assert one.next_round(1).lost == (2,)
+
+
+def test_steps_since_the_last_heartbeat_count_as_reached_when_a_node_is_lost(job: Callable[..., Job]) -> None:
+    one = job(agents=3, step=90)
+    one.cut(2)
+    for agent in one.agents[:2]:
+        agent.workers.on_kill = lambda slot=agent.slots[0]: slot.beat(105)
+    one.run(1)
+    assert [one.next_round(index).history.best for index in (0, 1)] == [105, 105]
 
 
 def test_too_few_nodes_resume_in_another_attempt(job: Callable[..., Job]) -> None:
