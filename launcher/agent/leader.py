@@ -56,7 +56,8 @@ Claim = Callable[[int, Sequence[Member]], "Fault | None"]
 Listen = Callable[[Sequence[Member]], int]
 
 
-SPARE_HEARD = 0.3  # of launch.heartbeat: a spare node has sent a heartbeat since then; it sends one each tenth
+SPARE_HEARD = 0.4  # of launch.heartbeat: a spare node has sent a heartbeat since then; it sends one each tenth
+HELD_UP = 0.2  # of launch.heartbeat: if nothing happens for so long, the leader was held up; it polls each tenth
 FEW = 64  # up to so many agents are looked at after each message
 LOOK = 1e-5  # seconds between two looks, for each agent above FEW: the leader spends a few percent of its time on them
 
@@ -137,7 +138,7 @@ class Coordinator:
             self._places, self._own.index, self.limits.least, wanted, now + timeout, most=self.limits.most,
             before=before,
         )  # fmt: skip
-        self._now = now
+        self._advance(now)
         quiet = {*self.waiting} - {*self.spares()}
         self.arrivals.arrived.update((index, member) for index, member in self._ready.items() if index not in quiet)
         self.tick(now)
@@ -185,12 +186,19 @@ class Coordinator:
 
     # -- events
 
+    def _advance(self, now: float) -> None:
+        # What spare nodes have sent while the leader was held up may be read only after the end of another node
+        if now - self._now > HELD_UP * self.limits.heartbeat:
+            self._heard = dict.fromkeys(self._heard, now)
+        self._now = now
+
     def receive(self, index: int, message: Message, now: float) -> None:
         """Handles a message of the agent with this index. Messages of an unknown type are ignored."""
         agent = self._watch.agents.get(index)
         if agent is not None:
             agent.last_message = now
-        self._heard[index] = self._now = now
+        self._advance(now)
+        self._heard[index] = now
         if (back := self._silent.pop(index, None)) is not None:
             self._ready[index] = back
         if self.arrivals is not None and index in self._ready:
@@ -212,7 +220,7 @@ class Coordinator:
         """Handles the closed connection of the agent with this index: it has ended, or the network is broken."""
         self._ready.pop(index, None)
         self._silent.pop(index, None)
-        self._now = now
+        self._advance(now)
         self._tell_spares()
         if self.arrivals is not None:
             self.arrivals.arrived.pop(index, None)
@@ -235,9 +243,8 @@ class Coordinator:
         """
         if self._last_tick is not None and now - self._last_tick > self.limits.heartbeat / 2:
             self._watch.present(now)
-            self._heard = dict.fromkeys(self._heard, now)
         self._last_tick = now
-        self._now = now
+        self._advance(now)
         for index in self.waiting if self.arrivals is None else ():
             if now - self._heard.get(index, now) > self.limits.heartbeat:
                 self._silent[index] = self._ready.pop(index)

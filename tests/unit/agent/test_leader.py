@@ -1183,6 +1183,16 @@ def test_a_spare_that_has_sent_nothing_for_a_while_is_not_counted_on() -> None:
     assert cluster.one("verdict", to=[0, 1, 2])["then"] == NextStep.RESUME.value
 
 
+@pytest.mark.parametrize("held_up", [0.1, 0.2, 0.25, 0.45])  # of launch.heartbeat
+def test_a_spare_is_counted_on_by_a_leader_that_was_held_up(held_up: float) -> None:
+    """It writes files and starts ranks meanwhile, and reads that a node has ended before what the spare one has sent."""
+    cluster = spares_at_work()
+    cluster.wait(HEARTBEAT / 10, beats=(0, 1, 2), resumable=True, joined=True, step=6)
+    cluster.now += held_up * HEARTBEAT
+    cluster.lose(1)
+    assert cluster.one("verdict", to=[0, 1, 2])["then"] == NextStep.RESTART.value
+
+
 def test_a_spare_that_is_silent_is_left_out_until_it_speaks_again() -> None:
     cluster = spares_at_work()
     cluster.wait(1.5 * HEARTBEAT, beats=(0, 1, 2), resumable=True, joined=True, step=6)
@@ -1198,8 +1208,7 @@ def test_a_spare_that_speaks_only_while_a_round_is_gathered_takes_part() -> None
     cluster = spares_at_work()
     cluster.lose(1)
     cluster.receive(2, "ready", round=1)
-    cluster.now += HEARTBEAT / 2
-    cluster.receive(2, "heartbeat")
+    cluster.wait(HEARTBEAT / 2, beats=(0, 2))
     cluster.coordinator.gather(cluster.coordinator.history, [0, 2], 60, cluster.now, [0, 1, 2])
     cluster.none("begin")  # it is waited for
     cluster.receive(3, "heartbeat")
