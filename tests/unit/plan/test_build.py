@@ -103,6 +103,7 @@ def test_each_scheduler_has_what_starts_tasks(cluster: dict[str, Any], starter: 
         ({"nodes": -1}, "nodes=-1: it must be 1 or more"),
         ({"nodes": 2**64}, "nodes=18446744073709551616: it is too large"),
         ({"spares": -1}, "spares=-1: it must be 0 or more"),
+        ({"nodes": 1, "spares": 1}, "spares=1: with nodes=1 no node is left to lead a spare one when that is lost"),
         ({"min_nodes": 0}, "min_nodes=0: it must be 1 or more"),
         ({"workload": Collective(name="c", entry="m:f", seed=0, backend=Backend.mpi)}, "add launch=tasks"),
         ({"nodes": 2, "min_nodes": 3}, "min_nodes=3 is more than nodes=2: lower min_nodes or raise nodes"),
