@@ -43,9 +43,9 @@ from launcher.files.shared_files import is_transient
 from launcher.plan.plan import NIC, JobPlan
 from launcher.rendezvous import store
 from launcher.rendezvous.rounds import LeaderLost, Member, Placement, Rendezvous, RendezvousError, placements
-from launcher.runs import directory, health, history, user_checkpoints
+from launcher.runs import directory, event_files, health, history, user_checkpoints
 from launcher.runs.directory import Events, current_attempt
-from launcher.runs.events import Accused, Bound, Fault, Finished, Met, Place, Resized
+from launcher.runs.events import Accused, Bound, Ended, Fault, Finished, Met, Place, Resized, Restored, last
 from launcher.schedulers import topology
 from launcher.worker import debugger, devices, exit_report, hangs
 from launcher.worker.devices import OWN_CORES, torch_build
@@ -260,24 +260,23 @@ class _Agent:
             renamed = hasattr(torch._C._distributed_c10d, "_dump_fr_trace")
             self._context.recorders = Recorders(self._folder, os.environ, renamed=renamed)
             os.environ.update(self._context.recorders.variables)
-        self._failures = 0  # of ranks and nodes in this attempt
+        self._began, self._members = 0.0, 0  # when the round began, and with how many agents
         self._lives = 0  # how often this attempt has started ranks before this round; rounds of a preflight start none
 
     def run(self) -> dict[str, Any]:
-        began = time.monotonic()
+        failed = False
         try:
             return self._run()
-        except AttemptFailed as failed:
-            event, retried = failed.event, failed.exit_code == errors.RESUME
-            self._failures += retried and isinstance(event, Fault) and event.code is not FaultCode.STOPPED_EARLY
+        except AttemptFailed as failure:
+            event, retried = failure.event, failure.exit_code == errors.RESUME
+            failed = retried and isinstance(event, Fault) and event.code is not FaultCode.STOPPED_EARLY
             raise
         finally:
             leads = self._control.leads
             self._signals.ignore()
             self._control.close()
             if leads:
-                seconds = (self._plan.nodes - self._plan.spares) * (time.monotonic() - began)
-                history.add_failures(self._attempt.run.path, self._plan.cluster.name, self._failures, seconds)
+                self._count_round(failed)
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -286,6 +285,8 @@ class _Agent:
         preload(self._plan.workload.entry, self._plan.launch.rendezvous_timeout)
         history, rendezvous = self._control.first(preflight=self._plan.preflight)
         set_network(self._plan, self.own.host)
+        if rendezvous.place_of(self.own.index) == 0:
+            self._count_death()
         while True:
             if history.preflight and (found := self._preflight(history, rendezvous)):
                 history, rendezvous = self._next(found, rendezvous)
@@ -295,6 +296,7 @@ class _Agent:
                 interface=rendezvous.interface, source=self._source, host=self.own.host, torch=torch.__version__,
                 round=history.round,
             ))  # fmt: skip
+            self._began, self._members = time.time(), len(rendezvous.members)
             try:
                 outcome = self._round(history, rendezvous)
             except AttemptFailed as failed:
@@ -306,12 +308,38 @@ class _Agent:
                 continue
             if isinstance(outcome, Done):
                 break
-            self._failures += not outcome.planned
             history, rendezvous = self._next(outcome, replace(rendezvous, spares=outcome.spares))
+            if rendezvous.place_of(self.own.index) == 0:
+                self._count_round(not outcome.planned)
         self._events(Finished())
         if rendezvous.place_of(self.own.index) == 0:
             self._attempt.write_exit_code(errors.DONE)
         return outcome.metrics
+
+    # -- how often runs fail: the interval between saves follows from it
+
+    def _count_round(self, failed: bool) -> None:
+        # When it ends: the next one wants to know, and the job may die
+        restored = None
+        with contextlib.suppress(errors.RunError, OSError):
+            seen = list(event_files.read(self._attempt.events_file("checkpoint"), retry_seconds=0))
+            restored = last(seen, Restored)
+        absorbed = restored is not None and restored.memory and restored.time >= self._began
+        self._count(failed, self._members * (time.time() - self._began), absorbed=absorbed)
+
+    def _count_death(self) -> None:
+        # Of the whole job of the attempt before: nobody was left to count it
+        with contextlib.suppress(errors.RunError, OSError):
+            seen = directory.Attempt(self._attempt.run, self._attempt.number - 1).latest_events()
+            met = last(seen, Met)
+            if met is not None and last(seen, Ended) is None:
+                self._count(True, met.members * (seen[-1]["time"] - met.time))
+
+    def _count(self, failed: bool, agent_seconds: float, *, absorbed: bool = False) -> None:
+        history.add_failures(
+            self._attempt.run.path, self._plan.cluster.name, int(failed), agent_seconds / self._plan.tasks_per_node,
+            absorbed=int(absorbed),
+        )  # fmt: skip
 
     def _continued_by_others(self, number: int, *, wait: bool) -> bool:
         if not self._control.elastic:

@@ -207,9 +207,10 @@ def first_fault(entries: Iterable[Mapping[str, Any]]) -> kinds.Fault | kinds.Set
     return None
 
 
-# -- How often the user's runs fail on a cluster: one line for each attempt, in RUNS_DIR/.failures.jsonl
+# -- How often the user's runs fail on a cluster: one line for each round, in RUNS_DIR/.failures.jsonl
 #
-# The leader of an attempt appends a line at its end; a training reads the last ones, for the time between two saves.
+# The leader appends it at the round's end; a training reads the last ones, for the time between two saves. A job that
+# died as a whole has a line by the run's next attempt.
 # Lines that two nodes write at the same time may destroy each other on NFS: such a line is ignored.
 
 
@@ -234,18 +235,21 @@ def failures_file(run_dir: Path) -> Path:
     return (parent.parent if (parent / RECORD).exists() else parent) / FAILURES
 
 
-def add_failures(run_dir: Path, cluster: str, failures: int, node_seconds: float) -> None:
-    """Appends what an attempt has seen, if that is possible."""
-    line = json.dumps({"cluster": cluster, "failures": failures, "node_seconds": round(node_seconds)}) + "\n"
+def add_failures(run_dir: Path, cluster: str, failures: int, node_seconds: float, absorbed: int = 0) -> None:
+    """Appends what a round has seen, if that is possible; absorbed: failures that copies in memory have made good."""
+    seen = {"cluster": cluster, "failures": failures, "absorbed": absorbed, "node_seconds": round(node_seconds)}
     with contextlib.suppress(OSError):
-        run_files.append(failures_file(run_dir), line)
+        run_files.append(failures_file(run_dir), json.dumps(seen) + "\n")
 
 
-def experience(run_dir: Path, cluster: str) -> Experience:
-    """Returns what the last attempts on this cluster have seen (the end of the file, bounds.FAILURE_LOG_BYTES)."""
+def experience(run_dir: Path, cluster: str, *, memory: bool = False) -> Experience:
+    """Returns what the last rounds on this cluster have seen (the end of the file, bounds.FAILURE_LOG_BYTES).
+
+    memory: whether failures that copies in memory have made good are left out.
+    """
     failures, node_seconds = 0, 0.0
     for seen in run_files.json_lines(failures_file(run_dir), bounds.FAILURE_LOG_BYTES):
-        numbers: list[Any] = [seen.get(name) for name in ("failures", "node_seconds")]
+        numbers: list[Any] = [seen.get(name, 0) for name in ("failures", "node_seconds", "absorbed")]
         if seen.get("cluster") == cluster and all(type(each) is int and each >= 0 for each in numbers):
-            failures, node_seconds = failures + numbers[0], node_seconds + numbers[1]
-    return Experience(failures, node_seconds)
+            failures, node_seconds = failures + numbers[0] - memory * numbers[2], node_seconds + numbers[1]
+    return Experience(max(0, failures), node_seconds)

@@ -362,7 +362,8 @@ def settings() -> Settings:
     return Settings(
         plan.checkpoint, plan.resume, plan.train, run_dir=attempt.run.path, attempt=attempt.number,
         nodes=plan.nodes - plan.spares,
-        failures=experience(attempt.run.path, plan.cluster.name) if first else NONE_YET, world_size=plan.world_size,
+        failures=experience(attempt.run.path, plan.cluster.name, memory=plan.checkpoint.memory != 0)
+        if first else NONE_YET, world_size=plan.world_size,
         timeout=FOREVER if plan.debugs else float(plan.launch.timeout),  # others wait for a rank at a breakpoint
         deadline=time.time() + left.seconds if left is not None and watches else None,
     )  # fmt: skip

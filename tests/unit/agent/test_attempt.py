@@ -27,7 +27,7 @@ from launcher.failures.codes import FaultCode, PreflightThen
 from launcher.rendezvous.rounds import LeaderLost, Member, Placement, Rendezvous, RendezvousError
 from launcher.runs import directory
 from launcher.runs.event_files import read
-from launcher.runs.events import Accused, Fault, every
+from launcher.runs.events import Accused, Ended, Fault, Met, Progress, Restored, every
 from launcher.worker import exit_report
 from tests.unit.binding.test_masks import flat
 from tests.unit.plans import bare_plan
@@ -219,6 +219,68 @@ def test_a_working_folder_that_cannot_be_looked_at_now_may_be_there(
 
     monkeypatch.setattr(module.os, "stat", hung)
     assert ended(tmp_path) == errors.RESUME
+
+
+# -- how often runs fail, from which the interval between saves follows
+
+
+@pytest.fixture
+def counted(script: Script, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
+    """What this attempt adds: failures, those that copies in memory made good, and node-seconds to a tenth."""
+    lines: list[dict[str, int]] = []
+    monkeypatch.setattr(
+        module.history, "add_failures",
+        lambda _, cluster, failures, node_seconds, absorbed=0: lines.append(
+            {"failures": failures, "absorbed": absorbed, "seconds": round(node_seconds, 1)}
+        ),
+    )  # fmt: skip
+    return lines
+
+
+def test_each_round_counts_when_it_ends_so_that_the_next_one_knows(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[dict[str, int]]
+) -> None:
+    outcomes, now = [NEXT, NextRound(History(round=2), (), planned=True), AttemptFailed(FAULT, errors.RESUME)], [0.0]
+    seen = []
+
+    def supervise() -> Any:
+        seen.append(sum(line["failures"] for line in counted))
+        if len(seen) == 2:
+            directory.Events(directory.Attempt(directory.Run(tmp_path), 0), "checkpoint")(Restored(step=5, memory=True))
+        now[0] += 100.0
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, AttemptFailed):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(module, "Supervisor", lambda *_: SimpleNamespace(run=supervise))
+    monkeypatch.setattr(module.time, "time", lambda: now[0])
+    assert ended(tmp_path) == errors.RESUME
+    assert seen == [0, 1, 1]
+    assert counted == [
+        {"failures": 1, "absorbed": 0, "seconds": 300.0},  # three nodes
+        {"failures": 0, "absorbed": 1, "seconds": 300.0},
+        {"failures": 1, "absorbed": 0, "seconds": 300.0},
+    ]
+
+
+@pytest.mark.parametrize(("recorded", "failures"), [(False, 1), (True, 0)])
+def test_the_death_of_a_whole_job_is_counted_by_the_next_attempt(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[dict[str, int]], recorded: bool,
+    failures: int,
+) -> None:  # fmt: skip
+    before, this = (directory.Attempt(directory.Run(tmp_path), number) for number in (0, 1))
+    directory.Events(before, "node-0")(Met(port=1, members=3, ranks=3, interface=None, source="x", time=1000.0))
+    directory.Events(before, "rank-0")(Progress(step=7, total=9, time=1100.0))
+    if recorded:
+        directory.Events(before, "script")(Ended(code=75))
+    for folder in (this.logs, this.events_file("x").parent):
+        folder.mkdir(parents=True)
+    monkeypatch.setattr(module, "current_attempt", lambda: this)
+    assert ended(tmp_path) == {"loss": 1}
+    assert [line for line in counted if line["failures"]] == [
+        {"failures": 1, "absorbed": 0, "seconds": 300.0}
+    ] * failures
 
 
 # -- rounds

@@ -1185,7 +1185,7 @@ def test_a_spare_that_has_sent_nothing_for_a_while_is_not_counted_on() -> None:
 
 @pytest.mark.parametrize("held_up", [0.1, 0.2, 0.25, 0.45])  # of launch.heartbeat
 def test_a_spare_is_counted_on_by_a_leader_that_was_held_up(held_up: float) -> None:
-    """It writes files and starts ranks meanwhile, and reads that a node has ended before what the spare one has sent."""
+    """It writes files and starts ranks meanwhile, and reads that a node has ended before what a spare one has sent."""
     cluster = spares_at_work()
     cluster.wait(HEARTBEAT / 10, beats=(0, 1, 2), resumable=True, joined=True, step=6)
     cluster.now += held_up * HEARTBEAT

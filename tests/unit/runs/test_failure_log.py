@@ -38,6 +38,17 @@ def test_attempts_on_a_cluster_are_added_up_and_what_is_damaged_is_left_out(tmp_
     assert experience(run, "hpc") == Experience(3, 150)
 
 
+def test_what_copies_in_memory_made_good_counts_only_where_there_are_none(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    add_failures(run, "hpc", 1, 100)
+    add_failures(run, "hpc", 1, 50, absorbed=1)
+    (tmp_path / FAILURES).open("a").write('{"cluster": "hpc", "failures": 1, "node_seconds": 50}\n')  # of old
+    assert experience(run, "hpc") == Experience(3, 200)
+    assert experience(run, "hpc", memory=True) == Experience(2, 200)
+    add_failures(run, "hpc", 0, 0, absorbed=9)  # the failures are out of sight already
+    assert experience(run, "hpc", memory=True) == Experience(0, 200)
+
+
 def test_points_of_a_sweep_write_beside_all_runs(tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep/sweep.json").write_text("{}")
