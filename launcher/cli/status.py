@@ -25,6 +25,7 @@ from launcher.cli.progress import on_terminal, progress_of, timed, wait_until_re
 from launcher.cli.remote import RemoteRows
 from launcher.cli.text import WIDTH, cause, cut, ending, print_columns, print_unreadable, program, table
 from launcher.errors import ConfigError, RunError
+from launcher.failures.messages import of_restored
 from launcher.formatting import brief, format_time, one_line, raw
 from launcher.monitoring.run_status import DAMAGE, DamagedRun, JobMonitor, RunState, RunStatus, or_damaged
 from launcher.monitoring.sweep_status import DAMAGED, LIVE, WAITING, counts, done, not_begun, point_statuses, summary
@@ -452,7 +453,8 @@ def _print_details(seen: RunStatus, *, heading: bool) -> None:
 
         for line in of_race(seen, JobMonitor(share=True)):
             print(one_line(f"{seen.run.id}: {line}"))
-    for line in remarks(seen.history.events):
+    restored = seen.history.last(Restored) if seen.state is RunState.RUNNING else None
+    for line in [*remarks(seen.history.events), *([of_restored(restored)] if restored else [])]:
         print(one_line(f"{seen.run.id}: {line}"))
     print_unreadable(seen.run)
 

@@ -99,6 +99,14 @@ def test_the_time_that_is_left(state: RunState, told: int | None, scheduler: str
     assert standing.progress_of(run, NOW)["left"] == left
 
 
+@pytest.mark.parametrize("state", [RunState.RUNNING, RunState.DONE])
+def test_a_run_that_was_named_says_what_it_continues_from(state: RunState, capsys: pytest.CaptureFixture[str]) -> None:
+    events = [event(NOW - 9, "restored", step=100), event(NOW, "restored", step=104, memory=True, redone=1)]
+    status._print_details(seen(state, *events), heading=False)
+    line = "a: continues after step 104, from copies in memory, 1 step to be done again\n"
+    assert capsys.readouterr().out == (line if state is RunState.RUNNING else "")
+
+
 BREAKPOINT = event(NOW - 200, "breakpoint", rank=1, host="node2", where="train.py:10", socket="/s")
 
 
