@@ -13,6 +13,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -299,7 +300,7 @@ class Checkpointer:
             path, manifest, problems = chosen
             if (loaded := self._from_memory(wanted, manifest.step + 1)) is not None:
                 self._folder.continue_from(manifest)
-                return loaded
+                return loaded if problems else replace(loaded, on_disk=manifest)
             problems = problems or self._damages(path, manifest)
             if not problems:
                 opened = Opened(path, manifest, wanted, self._peers, self._read_timeout)

@@ -347,6 +347,7 @@ class Loaded:
     values: dict[Any, Any]  # the state without its tensors; `merge(state, values)` puts both together
     # a line for each newer checkpoint that could not be used: its name, and what is wrong with it
     passed_over: tuple[str, ...] = ()
+    on_disk: Manifest | None = None  # with copies in memory: the newest checkpoint, older than they are
 
 
 class Opened:

@@ -242,8 +242,12 @@ class Resumable:
         name = self.run.checkpoint.best
         older = {name: loaded.extra.get("best")}  # former versions have not written of which metric it is
         self._best = loaded.extra.get("best_values", older).get(name)
-        self._saved_step = loaded.step
-        self._restart, self._last_save = time.monotonic() - self._began, time.monotonic()
+        self._saved_step, self._last_save = loaded.step, time.monotonic()
+        self._restart = self._last_save - self._began
+        if loaded.path is None:  # what has been done since the last save is not on disk yet
+            disk = loaded.on_disk
+            self._saved_step = 0 if disk is None else disk.step
+            self._last_save -= math.inf if disk is None else time.time() - disk.time
         return loaded.step
 
     def _require_fit(self, loaded: Loaded, wanted: Mapping[str, Any], *, whole: bool) -> None:
@@ -300,7 +304,8 @@ class Resumable:
             if verdict.stop is not None:
                 self._leave(step, verdict.stop)
             steps = self.run.checkpoint.every_steps  # ranks need no agreement on this
-            if (verdict.save or (steps is not None and step % steps == 0)) and step != self._saved_step:
+            due = steps is not None and step - step % steps > self._saved_step
+            if (verdict.save or due) and step != self._saved_step:
                 self._save(step)
             if self._checkpointer.keeps(step):
                 self._checkpointer.keep(step, self._state, **self._own(step))

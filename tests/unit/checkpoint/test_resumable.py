@@ -8,6 +8,8 @@ import os
 import random
 import shutil
 import signal
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,7 @@ import torch
 from torch import nn
 
 from launcher.checkpoint import resumable
+from launcher.checkpoint.folder import CheckpointFolder
 from launcher.checkpoint.format import CheckpointError, Misfit, read
 from launcher.checkpoint.loading import Loaded
 from launcher.checkpoint.resumable import (
@@ -30,7 +33,7 @@ from launcher.checkpoint.resumable import (
     seed_generators,
 )
 from launcher.errors import ConfigError
-from launcher.worker import heartbeat
+from launcher.worker import exit_report, heartbeat
 from launcher.worker.heartbeat import Pulse
 from tests.unit.plans import run_settings
 from tests.unit.workloads.test_training import env_of
@@ -150,6 +153,64 @@ def test_saves_come_when_their_time_has_come(tmp_path: Path, monkeypatch: pytest
         it.boundary(step)
     assert saved(tmp_path) == [3, 6, 9]
     it.close()
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Makes this process a rank of an agent with memory for copies; returns the settings of their trainings."""
+    file = exit_report.make_memory()
+    monkeypatch.setenv(exit_report.MEMORY, f"{os.getpid()}:{file}:0")
+    yield {"memory": 1, "keep": 9, "background": False, "run_dir": Path("nowhere")}
+    os.close(file)
+
+
+def restarted(folder: Path, **run: Any) -> tuple[int, Resumable, torch.Tensor]:
+    os.environ["LAUNCHER_ROUND"] = str(int(os.environ.get("LAUNCHER_ROUND", "0")) + 1)
+    it, number = counting(folder, **run)
+    return it.load(), it, number
+
+
+def end_round(it: Resumable) -> None:
+    assert it._checkpointer is not None
+    it._checkpointer.close()  # waits for the copies
+
+
+def test_what_only_memory_had_is_saved_when_it_would_have_been_without_the_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: dict[str, Any]
+) -> None:
+    now, describe = [0.0], CheckpointFolder.describe
+    monkeypatch.setenv("LAUNCHER_ROUND", "0")
+    monkeypatch.setattr(resumable.time, "monotonic", lambda: 5000 + now[0])
+    monkeypatch.setattr(resumable.time, "time", lambda: 1.7e9 + now[0])
+    monkeypatch.setattr(CheckpointFolder, "describe", lambda *of: replace(describe(*of), time=1.7e9 + now[0]))
+    found = []
+    for _ in range(7):  # a rank dies every 25 seconds
+        step, it, _ = restarted(tmp_path, every=60.0, **memory)
+        for _ in range(5):
+            now[0] += 5
+            step += 1
+            it.boundary(step)
+        end_round(it)
+        found.append(saved(tmp_path))
+    # at first nothing is on disk, so that the first restart saves; then each minute
+    assert found[1:] == [[6], [6], [6, 18], [6, 18], [6, 18, 30], [6, 18, 30]]
+
+
+def test_a_save_that_a_failure_prevented_is_made_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("LAUNCHER_ROUND", "0")
+    _, it, _ = restarted(tmp_path, every_steps=4, **memory)
+    for step in range(1, 6):
+        it.boundary(step)
+    end_round(it)
+    shutil.rmtree(tmp_path / "step-000000004")
+    step, it, _ = restarted(tmp_path, every_steps=4, **memory)
+    assert step == 5
+    for step in range(6, 9):
+        it.boundary(step)
+    assert saved(tmp_path) == [6, 8]
+    end_round(it)
 
 
 def test_a_save_that_fails_at_a_stop_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
