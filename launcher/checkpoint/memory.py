@@ -28,7 +28,7 @@ from launcher.checkpoint.collectives import Peers, one_line
 from launcher.checkpoint.format import MEMORY, CheckpointError, Damaged, Manifest
 from launcher.checkpoint.loading import Contents, LoadTarget, Opened
 from launcher.checkpoint.saving import Snapshot, Staging
-from launcher.checkpoint.state import ReplicaTable, bytes_of, local_part, nested, offset_of
+from launcher.checkpoint.state import ReplicaTable, bytes_of, local_part, nested, offset_of, size_of
 from launcher.formatting import log_line
 from launcher.runs import events
 from launcher.runs.directory import Events, current_attempt
@@ -49,18 +49,6 @@ class _Copy(Snapshot):
     every: int = 0  # what the ranks have agreed on: steps until the next copy,
     single: bool = False  # whether they have different tensors,
     end: str = ""  # and why there are no more copies
-
-
-@dataclass
-class _Needs:
-    # What a rank needs for its copies, before the first one
-
-    node: int  # index of its node
-    free: int | None  # bytes that its node can give it
-    held: int  # bytes that the agent's file has already; 0: another rank tells them
-    size: int  # bytes of its tensors
-    sharded: bool  # whether a tensor is sharded
-    difference: int = 0  # the sum over all ranks is 0 if none has other tensors than others under one name
 
 
 @dataclass(frozen=True)
@@ -162,16 +150,18 @@ class MemoryCheckpoints:
         # Before the first copy: how the tensors are divided over ranks, and whether there is memory for the copies
         self._first = False
 
-        def needs() -> _Needs:
+        def needs() -> memory_format.Needs:
             if copy.content is None or copy.fault is not None:
                 raise CheckpointError(copy.fault)
-            tensors, held = copy.content.tensors, self._held_bytes() if self.leads else 0
-            size = sum(local_part(tensor).nbytes for tensor in tensors.values())
-            mine = _Needs(self._env.node_rank, self._free(), held, size, copy.content.sharded)
+            tensors, difference = copy.content.tensors, 0
             if self._check and self.group.many and self._mode != memory_format.SINGLE:
                 table = ReplicaTable.of(tensors, {})
-                mine.difference = sum(table.differences(self._env.rank, self._env.world_size).values())
-            return mine
+                difference = sum(table.differences(self._env.rank, self._env.world_size).values())
+            return memory_format.Needs(
+                self._env.node_rank, self.leads, self._free(), self._held_bytes() if self.leads else 0,
+                sum(local_part(tensor).nbytes for tensor in tensors.values()), size_of(copy.rank_state),
+                copy.content.sharded, difference,
+            )  # fmt: skip
 
         try:
             ranks = self.group.on_all(needs)
@@ -181,21 +171,7 @@ class MemoryCheckpoints:
         single = self._mode == memory_format.SINGLE or sum(each.difference for each in ranks) % (1 << 64)
         sharded = any(each.sharded for each in ranks)
         self._mode = memory_format.SINGLE if single else memory_format.SHARDS if sharded else memory_format.WHOLE
-        nodes: dict[int, list[_Needs]] = {}
-        for rank, each in enumerate(ranks):
-            if self._mode != memory_format.WHOLE:
-                each.size *= 2 if self._peer else 1
-            elif self._first_ranks[rank] != rank:
-                each.size = 0
-            nodes.setdefault(each.node, []).append(each)
-        why = ""
-        for on_node in nodes.values():
-            free = min((each.free for each in on_node if each.free is not None), default=None)
-            held = sum(each.held for each in on_node)
-            why = why or memory_format.shortage(
-                2 * sum(each.size for each in on_node), None if free is None else free + held
-            )
-        if why:
+        if why := memory_format.missing(ranks, self._mode, self._peer):
             self._end(why)
         elif self._mode == memory_format.SINGLE and self.leads:
             for slot in self._pairs[memory_format.REPLICA].slots:

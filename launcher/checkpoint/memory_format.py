@@ -344,6 +344,50 @@ def interval(blocked: float, whole: float, step: float) -> int:
     return max(1, math.ceil(blocked / (SHARE * step)), math.ceil(whole / step)) if step > 0 else 1
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a rank has to copy, and what its node has for it."""
+
+    node: int  # index of its node
+    leads: bool  # whether it is the first rank of its agent
+    free: int | None  # bytes that the node can give; None: unknown
+    held: int  # bytes that the agent's file has already; 0: the first rank tells them
+    tensors: int  # bytes of its tensors, and of its rank_state
+    rank_state: int
+    sharded: bool = False  # whether a tensor is sharded
+    difference: int = 0  # the sum over all ranks is 0 if none has other tensors than others under one name
+
+    def own(self, mode: str) -> int:
+        return self.rank_state + (0 if mode == WHOLE else self.tensors)
+
+
+def missing(ranks: Sequence[Needs], mode: str, peer: int) -> str:
+    """Returns why copies do not fit into the memory of some node; empty: they do. peer: as for `needed`."""
+    wanted, held = needed(ranks, mode, peer), dict.fromkeys((each.node for each in ranks), 0)
+    for each in ranks:
+        held[each.node] += each.held
+    whys = (each.free is not None and shortage(wanted[each.node], each.free + held[each.node]) for each in ranks)
+    return next(filter(None, whys), "")
+
+
+def needed(ranks: Sequence[Needs], mode: str, peer: int) -> dict[int, int]:
+    """Returns the bytes of memory that each node needs for copies, and for what a save to disk copies beside them.
+
+    | mode | two copies on each node of | once more for a save |
+    |---|---|---|
+    | whole | the tensors; each rank's rank_state, and that of its peer | a part of the tensors on each rank |
+    | others | each rank's tensors and rank_state, and its peer's | each rank's tensors |
+
+    peer: a rank has copies of the rank that is so many before it; 0: of none.
+    """
+    found = dict.fromkeys((each.node for each in ranks), 0)
+    for rank, each in enumerate(ranks):
+        own = each.own(mode) + (ranks[rank - peer].own(mode) if peer else 0)
+        shared = 2 * each.tensors * each.leads + -(-each.tensors // len(ranks)) if mode == WHOLE else each.tensors
+        found[each.node] += 2 * own + shared
+    return found
+
+
 def shortage(needed: int, free: int | None) -> str:
     """Returns why copies of `needed` bytes on a node do not fit; empty: they do, or what is free is unknown."""
     if free is None or needed <= free * (1 - LEFT_FREE):

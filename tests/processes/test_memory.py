@@ -214,7 +214,7 @@ def test_copies_that_would_not_fit_are_refused_with_the_number(first: Life) -> N
     for found in run_ranks(life, first, 4, 2, prepare=little_memory):
         assert found.metrics["every"] == 0
     (line,) = [line for line in run_ranks(life, first, 2, 2, prepare=little_memory)[0].printed.splitlines() if line]
-    assert "no copies in memory from here on, only checkpoints on disk: they need 256 B on a node, over 90 % of" in line
+    assert "no copies in memory from here on, only checkpoints on disk: they need 484 B on a node, over 90 % of" in line
 
 
 def little_memory(env: Env) -> None:

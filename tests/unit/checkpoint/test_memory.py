@@ -30,9 +30,12 @@ from launcher.checkpoint.memory_format import (
     Header,
     Held,
     MemorySlot,
+    Needs,
     Pair,
     choose,
     interval,
+    missing,
+    needed,
     shortage,
 )
 from launcher.worker import exit_report
@@ -143,6 +146,37 @@ def test_copies_cost_at_most_a_hundredth_of_the_time(blocked: float, whole: floa
 )
 def test_a_tenth_of_the_free_memory_stays_free(needed: int, free: int | None, fits: bool) -> None:
     assert (shortage(needed, free) == "") == fits
+
+
+def ranks_with(*of_ranks: tuple[int, int, int], nodes: int = 2) -> list[Needs]:
+    """Needs of ranks in equal numbers on each node, from bytes of tensors, of rank_state, and free ones."""
+    here = len(of_ranks) // nodes
+    return [
+        Needs(rank // here, rank % here == 0, free, 10 * (rank % here == 0), tensors, rank_state)
+        for rank, (tensors, rank_state, free) in enumerate(of_ranks)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mode", "peer", "wanted"),
+    [
+        (ranks_with(*[(100, 0, 0)] * 4), WHOLE, 2, [250, 250]),  # two copies, and what both ranks write of it
+        (ranks_with(*[(100, 7, 0)] * 4), WHOLE, 0, [278, 278]),
+        (ranks_with(*[(100, 7, 0)] * 4), WHOLE, 2, [306, 306]),
+        (ranks_with(*[(100, 0, 0)] * 4), SHARDS, 2, [1000, 1000]),
+        (ranks_with(*[(100, 7, 0)] * 4), SHARDS, 0, [628, 628]),
+        (ranks_with((40, 0, 0), (5, 1, 0)), SINGLE, 1, [40 + 2 * 40 + 2 * 6, 5 + 2 * 6 + 2 * 40]),  # a pipeline
+        (ranks_with((9, 0, 0), (9, 0, 0), nodes=1), SINGLE, 0, [54]),
+    ],
+)
+def test_what_a_node_needs_is_what_it_will_hold(ranks: list[Needs], mode: str, peer: int, wanted: list[int]) -> None:
+    assert list(needed(ranks, mode, peer).values()) == wanted
+
+
+@pytest.mark.parametrize(("free", "fits"), [(268, True), (267, False)])  # 250 are 90 % of 278, of which the file has 10
+def test_each_node_must_have_room(free: int, fits: bool) -> None:
+    ranks = ranks_with((100, 0, 999), (100, 0, 999), (100, 0, 300), (100, 0, free))
+    assert (missing(ranks, WHOLE, 2) == "") == fits
 
 
 @pytest.fixture
@@ -347,13 +381,26 @@ def test_memory_that_the_copies_have_already_counts_as_free(
     before = os.fstat(training.file).st_blocks * 512
 
     def free() -> int:
-        return 10_000_000 - (os.fstat(training.file).st_blocks * 512 - before)
+        return 15_000_000 - (os.fstat(training.file).st_blocks * 512 - before)
 
     monkeypatch.setattr(memory_module.hardware, "free_memory", free)
-    for number in range(3):  # 8 MiB of 10 MB
+    for number in range(3):  # 8 MiB and 4 more for a save, of 15 MB
         begun, state, saved = training.begin(large=torch.zeros(1 << 20))
         assert begun == 2 * number
         training.go_on(state, saved, range(begun + 1, begun + 3))
+
+
+def test_what_a_save_and_the_state_of_a_rank_take_counts(
+    training: Training, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(memory_module.hardware, "free_memory", lambda: 15_000_000)
+    large = {"large": torch.zeros(1 << 20)}  # 4 MiB
+    for own, fits in ((torch.zeros(10), True), (torch.zeros(1 << 20), False)):
+        _, state, saved = training.begin(**large)
+        saved.keep(1, state, rank_state={"replay": own})
+        assert saved.keeps(2) == fits
+        saved.close()
+    assert "they need 20" in capsys.readouterr().out
 
 
 def test_memory_in_a_file_system_is_limited_by_that(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
