@@ -339,7 +339,7 @@ class Checkpointer:
                 raise CheckpointError("; ".join(problems))
             return opened, loaded
 
-        if (found := memory.load(least, fill)) is None:
+        if (found := memory.load(least, fill, whole=not wanted.only)) is None:
             return None
         source, (opened, loaded) = found
         self._peers.on_all(opened.restore)

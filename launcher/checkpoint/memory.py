@@ -11,7 +11,7 @@ import os
 import statistics
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,7 +37,7 @@ from launcher.worker.process_group import Env
 
 T = TypeVar("T")
 PIECE = 1 << 30  # most bytes that are sent at once
-MEASURED = 5  # copies from which the cost is taken; as many are made at every step first
+MEASURED = 5  # copies at most, the last ones, from which the cost is taken
 
 
 @dataclass
@@ -79,9 +79,9 @@ class MemoryCheckpoints:
         self._check, self._first = check, True
         self._mode = memory_format.WHOLE  # how tensors are divided over ranks
         self._copy: _Copy | None = None
-        self._costs: deque[tuple[float, float]] = deque(maxlen=MEASURED)  # `blocked` and `whole` of the last copies
-        self._steps: deque[float] = deque(maxlen=MEASURED)  # seconds of the steps between them
-        self._last: tuple[int, float] | None = None  # step of the last copy, and when it was made
+        self._costs: tuple[tuple[float, float], ...] = ()  # `blocked` and `whole` of the last copies
+        self._steps: tuple[float, ...] = ()  # seconds of the steps between them
+        self._last: tuple[int, float] | None = None  # step of the last copy, and since when it blocks training no more
         self._bad: set[memory_format.Held] = set()
         self._indices: dict[memory_format.Header, dict[str, Any]] = {}  # of the copies that `fetch` has verified
         self.leads, self.first_rank = False, env.rank
@@ -120,19 +120,21 @@ class MemoryCheckpoints:
     ) -> None:  # fmt: skip
         """Copies the current state (or what `state` returns). Large tensors may still be being copied; see `staged`."""
         self._kept = True
-        asked = time.perf_counter()
+        if self._last is not None:
+            done, since = self._last
+            since += 0.0 if self._copy is None else self._copy.blocked
+            # Before the wait, because the thread of the last copy wants to know
+            self._steps = (*self._steps, (time.perf_counter() - since) / max(1, step - done))[-MEASURED:]
         self.wait()
-        if not self.every:
+        if not self.due(step):
             return
         copy = _Copy(step)
-        if self._last is not None:
-            done, at = self._last
-            self._steps.append((asked - at - self._costs[-1][0]) / max(1, step - done))
-        self._last = step, copy.began
         with copy.keeps_faults():
             content = copy.take(state() if callable(state) else state, rank_state, extra, metrics)
+        began = time.perf_counter()
         if self._first and not self._begins(copy):
             return
+        copy.began += time.perf_counter() - began  # which other copies do not cost
         if copy.fault is None:
             with copy.keeps_faults():
                 self._pairs[memory_format.OWN].turn()
@@ -143,7 +145,7 @@ class MemoryCheckpoints:
                         pair.turn()
                 buffers = pair.newest.buffers(kept) if kept else {}
                 copy.copying = Staging(buffers).start(kept)
-        self._copy = copy
+        self._copy, self._last = copy, (step, copy.began)
         copy.run(partial(self._run, copy), "memory-checkpoint")
 
     def _begins(self, copy: _Copy) -> bool:
@@ -205,7 +207,7 @@ class MemoryCheckpoints:
         try:
             if self._peer:
                 self._exchange()
-            self._agree(copy)
+            self._agree(copy, (copy.blocked, time.perf_counter() - began))
         except Exception as error:  # the group failed: a rank is gone, and the round ends
             copy.end = f"rank {self._env.rank}: {one_line(error)}"
             self.group.close()  # so that the others do not wait for this rank
@@ -221,7 +223,7 @@ class MemoryCheckpoints:
             digest.update(repr(content.values).encode())
         copy.layout = digest.hexdigest()[:15]
         header = memory_format.Header(
-            self._lineage, mode, copy.layout, self._round, copy.step, self._env.rank, self._env.world_size
+            self._lineage, mode, copy.layout, self._round, copy.step, self._env.rank, self._env.world_size, self.every
         )  # fmt: skip
         rest = {**content.rest, "extra": copy.extra, "metrics": copy.metrics}
         own = {"rank_state": copy.rank_state}
@@ -252,10 +254,10 @@ class MemoryCheckpoints:
             if work is not None:
                 work.wait()
 
-    def _agree(self, copy: _Copy) -> None:
+    def _agree(self, copy: _Copy, cost: tuple[float, float]) -> None:
         # Also makes sure that all ranks have completed this copy before any begins the next one
         layout = int(copy.layout or "0", 16)
-        votes = torch.tensor([copy.fault is not None, self._proposal(), layout, -layout], device="cpu")
+        votes = torch.tensor([copy.fault is not None, self._proposal(cost), layout, -layout], device="cpu")
         if self.group.many:
             dist.all_reduce(votes, dist.ReduceOp.MAX, self.group.group)
         fault, every, high, low = votes.tolist()
@@ -265,10 +267,10 @@ class MemoryCheckpoints:
             copy.single = True
         copy.every = every
 
-    def _proposal(self) -> int:
-        if not self._auto or len(self._costs) < MEASURED:  # until then `auto` makes one at each step
+    def _proposal(self, cost: tuple[float, float]) -> int:
+        if not self._auto or not self._steps:
             return self.every
-        blocked, whole = (statistics.median(each) for each in zip(*self._costs, strict=True))
+        blocked, whole = (statistics.median(each) for each in zip(*self._costs, cost, strict=True))
         return memory_format.interval(blocked, whole, statistics.median(self._steps))
 
     def staged(self) -> float:
@@ -279,8 +281,10 @@ class MemoryCheckpoints:
         copy, self._copy = self._copy, None
         if copy is None:
             return
+        began = time.perf_counter()
         copy.join()
-        self._costs.append((copy.blocked, copy.whole))
+        self._costs = (*self._costs, (copy.blocked, copy.whole))[1 - MEASURED :]
+        self._last = copy.step, copy.began + copy.blocked + time.perf_counter() - began
         if copy.single:  # which needs more memory
             self._mode, self._first = memory_format.SINGLE, True
         self.every = copy.every or self.every
@@ -316,10 +320,13 @@ class MemoryCheckpoints:
         found = self.load(least, take)
         return None if found is None else found[1]
 
-    def load(self, least: int, use: Callable[[memory_format.Source], T]) -> tuple[memory_format.Source, T] | None:
+    def load(
+        self, least: int, use: Callable[[memory_format.Source], T], *, whole: bool = True
+    ) -> tuple[memory_format.Source, T] | None:
         """Returns what `use` makes of the newest copies that are sound, on all ranks; None: there are none.
 
         use: raises CheckpointError, the same on all ranks, if they are of no use; then older ones are tried.
+        whole: whether it uses all of the state, which is as equal on all ranks then as it was.
         """
         while self._pairs and not self._kept:  # who goes back after this round made a copy wants the disk
             source, problems = self.find(least)
@@ -336,6 +343,10 @@ class MemoryCheckpoints:
                 self._bad |= {each.held for each in source.transfers}
                 continue
             self.keep_only(source)
+            if self._auto:
+                self.every = source.transfers[0].held.header.every
+            if whole:
+                self._mode, self._check = source.mode, False
             return source, found
         return None
 

@@ -57,6 +57,7 @@ class Header:
     step: int  # steps of the run that were done
     rank: int  # whose state it is
     world_size: int
+    every: int = 1  # steps until the next copy
     size: int = 0  # bytes behind the header
     index: int = 0  # of these, bytes before the index
     crc32: int = 0  # of the index

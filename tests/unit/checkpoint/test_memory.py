@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from launcher.checkpoint import memory as memory_module
 from launcher.checkpoint import memory_format
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.format import Damaged
+from launcher.checkpoint.memory import MemoryCheckpoints
 from launcher.checkpoint.memory_format import (
     AREA,
     HEADER,
@@ -225,16 +227,19 @@ def test_the_slots_of_the_largest_node_fit_into_the_file() -> None:
 class Training:
     """A training of one rank, and the memory of its agent."""
 
+    memory: int | None = 1
+
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.file = exit_report.make_memory()
         monkeypatch.setenv(exit_report.MEMORY, f"{os.getpid()}:{self.file}:0")
+        monkeypatch.setattr(memory_module, "_in_use", False)
         self.patch, self.folder, self.round = monkeypatch, folder, 0
 
     def begin(self, **state: Any) -> tuple[int, dict[str, Any], Checkpointer]:
         """Starts a round; returns the step at which it begins, the state, and the checkpointer."""
         self.patch.setenv("LAUNCHER_ROUND", str(self.round))
         self.round += 1
-        saved = Checkpointer(self.folder, ALONE, identity={}, memory=1, read_timeout=0)
+        saved = Checkpointer(self.folder, ALONE, identity={}, memory=self.memory, read_timeout=0)
         state = {"weights": torch.zeros(100), "steps": {"done": 0}, **state}
         loaded = saved.load(state)
         return (0 if loaded is None else loaded.step), state, saved
@@ -344,6 +349,35 @@ def test_a_training_that_goes_back_gets_the_disk_and_copies_go_on(training: Trai
     begun, state, saved = training.begin()
     assert begun == 3
     saved.close()
+
+
+def test_copies_that_take_long_are_rare_from_the_first_on_also_in_the_next_round(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, copies = MemoryCheckpoints._write, list[int]()
+
+    def slowly(self: MemoryCheckpoints, copy: Any) -> None:
+        write(self, copy)
+        copies.append(copy.step)
+        time.sleep(0.5)
+
+    monkeypatch.setattr(MemoryCheckpoints, "_write", slowly)
+    training.memory = None  # auto
+    _, state, saved = training.begin()
+    step = 0
+    while len(copies) < 2:
+        time.sleep(0.01)
+        saved.keep(step := step + 1, state)
+    saved.close()
+    assert copies[1] > 20  # 0.5 s are 50 steps
+    begun, state, saved = training.begin()
+    began = time.perf_counter()
+    for step in range(begun + 1, begun + 11):
+        time.sleep(0.01)
+        saved.keep(step, state)
+    assert time.perf_counter() - began < 0.4  # a later round knows that from the beginning
+    saved.close()
+    assert copies[2:] == [begun + 1]
 
 
 def test_only_one_checkpointer_of_a_process_has_the_memory(training: Training, tmp_path: Path) -> None:
