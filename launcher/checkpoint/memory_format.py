@@ -367,8 +367,8 @@ def missing(ranks: Sequence[Needs], mode: str, peer: int) -> str:
     wanted, held = needed(ranks, mode, peer), dict.fromkeys((each.node for each in ranks), 0)
     for each in ranks:
         held[each.node] += each.held
-    whys = (each.free is not None and shortage(wanted[each.node], each.free + held[each.node]) for each in ranks)
-    return next(filter(None, whys), "")
+    known = ((each.node, each.free) for each in ranks if each.free is not None)
+    return next(filter(None, (shortage(wanted[node], free + held[node]) for node, free in known)), "")
 
 
 def needed(ranks: Sequence[Needs], mode: str, peer: int) -> dict[int, int]:
