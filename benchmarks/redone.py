@@ -4,7 +4,10 @@
 
 Runs of ddp_mnist and fsdp_lm on four nodes of a Slurm cluster on this machine, two of them spare, with
 checkpoint.memory=1: ranks are killed at random, and the agents of two nodes, the leader's first. What was done again is
-in the event that each restart leaves. At the end the weights must be those of a run that nothing has disturbed.
+in the event that each restart leaves. Each round must have the same number of ranks, and at the end the weights must be
+those of a run that nothing has disturbed.
+
+In one process the newest copy is damaged in all ways, and the one before must be loaded.
 
 The cost is measured in one process, with steps of 50 ms that need no CPU: the time for which copies block them with
 checkpoint.memory=auto, and the CPU time of a copy.
@@ -31,14 +34,18 @@ from benchmarks.measure import Result, report
 from benchmarks.restart import percentile
 from launcher import Env
 from launcher.checkpoint.checkpointer import Checkpointer
+from launcher.checkpoint.memory_format import Pair
 from launcher.runs import event_files
 from launcher.worker import exit_report
 from tests.cluster.slurm_cluster import SlurmCluster
 from tests.launch import Launcher
+from tests.unit.checkpoint.test_memory import BAD
 
 HEARTBEAT = 5  # seconds
 PATIENCE = 90.0  # timeout of a restart, in seconds
+RANKS = 4
 STEP = 0.05  # seconds of a step, for the cost
+ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "benchmark", (0,))
 RUNS = {
     "ddp_mnist": ("workload=ddp_mnist", "workload.dataset=digits", "workload.log_every=20"),
     "fsdp_lm": (
@@ -54,12 +61,14 @@ def results(
     sizes: Sequence[int] = (50_000_000, 500_000_000),
     steps: int = 200,
     names: Sequence[str] = tuple(RUNS),
+    copies: int = 100,
 ) -> list[Result]:
     found = []
     with SlurmCluster() as slurm, tempfile.TemporaryDirectory() as folder:
         for name in names:
             launcher = Launcher(Path(folder, name), {"SLURM_CONF": slurm.env()["SLURM_CONF"]}, ["cluster=slurm"])
             found += disturbed(launcher, name, kills // len(names))
+    found.append(damaged(copies))
     for size in sizes:
         found += cost(size, steps)
     return found
@@ -68,7 +77,7 @@ def results(
 def disturbed(launcher: Launcher, name: str, kills: int) -> list[Result]:
     """Kills ranks and nodes in runs of a workload, at most 20 a run; returns restart times and steps done again."""
     chance = random.Random(name)  # noqa: S311
-    ranks, nodes, redone, wrong = list[float](), list[float](), list[int](), 0
+    ranks, nodes, redone, wrong, resized = list[float](), list[float](), list[int](), 0, 0
     wanted, length = "", 6 * min(kills, 20)
     for number in range(-(-kills // 20)):
         of_this = min(20, kills - 20 * number)
@@ -83,10 +92,12 @@ def disturbed(launcher: Launcher, name: str, kills: int) -> list[Result]:
             from_disk = 0 if event["memory"] else 1_000_000  # more than any target: it should not happen
             redone.append(event["redone"] + from_disk)
         wrong += _weights(launcher, run) != wanted
+        resized += len({event["round"] for event in _events(run, "met") if event["ranks"] != RANKS})
     shown = f"{len(ranks)} ranks and {len(nodes)} nodes killed; ranks: median {statistics.median(ranks):.2f} s"
     return [
         Result(f"{name}: steps done again, most", max(redone), 1, shown, unit="steps"),
         Result(f"{name}: runs with other weights", wrong, 0, shown, unit="runs"),
+        Result(f"{name}: rounds with another number of ranks", resized, 0, shown, unit="rounds"),
         Result(f"{name}: kill -9 of a rank to its state, p95", percentile(ranks, 95), 0.5, shown, unit="s"),
         *(
             [
@@ -123,14 +134,14 @@ def _weights(launcher: Launcher, run: Path) -> str:
 def _kill(run: Path, chance: random.Random, *, agent: bool, leader: bool) -> tuple[float, dict[str, Any]]:
     """Kills a rank, or an agent with its ranks; returns the seconds until ranks have their state, and that event."""
     before = len(_events(run, "restored"))
-    _until(lambda: len(_ranks(run)) == 4, "four ranks")
+    _until(lambda: len(_ranks(run)) == RANKS, "all ranks")
     ranks = _ranks(run)
     killed = time.time()
     if agent:
-        own = ranks[0][1] if leader else ranks[chance.randrange(4)][1]
+        own = ranks[0][1] if leader else ranks[chance.randrange(RANKS)][1]
         os.kill(own, signal.SIGKILL)
     else:
-        os.kill(ranks[chance.randrange(4)][0], signal.SIGKILL)
+        os.kill(ranks[chance.randrange(RANKS)][0], signal.SIGKILL)
     _until(lambda: len(_events(run, "restored")) > before, "the ranks to continue")
     event = _events(run, "restored")[before]
     return event["time"] - killed, {"memory": False, "redone": 0, **event}
@@ -165,6 +176,32 @@ def _until(condition: Any, what: str) -> None:
         time.sleep(0.02)
 
 
+# -- damaged copies
+
+
+def damaged(copies: int) -> Result:
+    """Damages the newest copy so many times; returns how often something else than the copy before was loaded."""
+    wrong = 0
+    with tempfile.TemporaryDirectory() as folder, _memory() as file:
+        for number in range(copies + 1):
+            os.environ["LAUNCHER_ROUND"] = str(number)
+            state = {"weights": torch.zeros(100)}
+            saved = Checkpointer(folder, ALONE, identity={}, memory=1)
+            loaded = saved.load(state)
+            sound = torch.equal(state["weights"], torch.full((100,), float(number)))
+            wrong += not sound or (0 if loaded is None else loaded.step) != number
+            for step in (number + 1, number + 2):
+                state["weights"] = torch.full((100,), float(step))
+                saved.keep(step, state)
+            saved.close()
+            newest = Pair(file, 2 * (number % 2)).newest  # replica, own
+            header = newest.header()
+            assert header is not None
+            BAD[number % len(BAD)](newest, header, number)
+    shown = ", ".join(damage.__name__ for damage in BAD)
+    return Result(f"{copies} damaged copies: not the one before loaded", wrong, 0, shown, unit="times")
+
+
 # -- the cost of copies
 
 
@@ -182,9 +219,8 @@ def cost(size: int, steps: int) -> list[Result]:
 
 def _steps(size: int, steps: int, every: int | None) -> tuple[float, int, float]:
     """Returns seconds blocked a step once the interval is known, that interval, and CPU seconds of a copy."""
-    alone = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "benchmark", (0,))
     with tempfile.TemporaryDirectory() as folder, _memory():
-        saved = Checkpointer(folder, alone, identity={}, memory=every)
+        saved = Checkpointer(folder, ALONE, identity={}, memory=every)
         state = {f"tensor-{number}": torch.randn(size // 80) for number in range(20)}
         blocked, cpu, copies = [], 0.0, 0
         for step in range(1, steps + 1):
@@ -206,11 +242,11 @@ def _steps(size: int, steps: int, every: int | None) -> tuple[float, int, float]
 
 
 @contextmanager
-def _memory() -> Iterator[None]:
+def _memory() -> Iterator[int]:
     file = exit_report.make_memory()
     exit_report.share_memory(file, 0)
     try:
-        yield
+        yield file
     finally:
         del os.environ[exit_report.MEMORY]
         os.close(file)
