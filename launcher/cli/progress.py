@@ -177,7 +177,7 @@ def _time_left(seen: RunStatus, now: float, saves: bool) -> int | None:
     if seen.left is not None:  # the limit may have changed since the submission
         return seen.left
     started = seen.history.last(Started)
-    if started is None or not (seen.plan.queued or saves):
+    if started is None or not (seen.plan.queued or saves or seen.plan.program_resumes):
         return None
     return max(0, int(started.time + seen.plan.time - now))
 

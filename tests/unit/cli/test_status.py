@@ -21,7 +21,7 @@ from launcher.cli import cleanup, commands, status
 from launcher.cli import progress as standing
 from launcher.cli.explain import explain, of_why
 from launcher.cli.status import COLUMNS, Rows, runs_table
-from launcher.config.schema import Debug
+from launcher.config.schema import Debug, Program
 from launcher.diagnose import findings
 from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.failures.codes import StopReason
@@ -128,12 +128,16 @@ def test_a_run_at_a_breakpoint_needs_nobody_knows_how_long(
     assert (far["needs"] is None) is bool(waits or state is RunState.FAILED)
 
 
-def test_a_training_of_this_machine_ends_after_its_time_and_other_work_does_not(
+def test_a_training_or_program_of_this_machine_ends_after_its_time_and_other_work_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here = {"scheduler": "local"}
     run = seen(RunState.RUNNING, event(NOW - 600, "started", job="x"), time="1h", cluster=here)
     assert standing.progress_of(run, NOW)["left"] is None
+    program = Program("program", "launcher.worker.script:main", seed=0, script="train.py")  # gets its stop signal then
+    run = seen(RunState.RUNNING, event(NOW - 600, "started", job="x"), time="1h", cluster=here, workload=program)
+    assert standing.progress_of(run, NOW)["left"] == 3000
+    run = seen(RunState.RUNNING, event(NOW - 600, "started", job="x"), time="1h", cluster=here)
     monkeypatch.setattr(standing, "saved_before", lambda _: (5, NOW - 7))
     assert standing.progress_of(run, NOW)["left"] == 3000
     assert standing.progress_of(run, NOW)["checkpoint_age"] == 7
