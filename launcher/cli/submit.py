@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 import time
-from argparse import Namespace
+from argparse import ArgumentError, Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,11 +132,11 @@ class HydraTask:
 
 def _hydra_main(command: CommandLine) -> int:
     # Submits through Hydra's own command line, so that all its flags work
-    _require_known_options(command.words)
+    # Hydra's parser needs all overrides next to each other, and not right behind --info, whose value is optional.
+    words = sorted(command.words, key=lambda word: word.startswith("-") or not ("=" in word or word.startswith("~")))
+    _check_options(words)
     task = HydraTask(command)
     typed = sys.argv
-    # Hydra's parser needs all overrides next to each other.
-    words = sorted(command.words, key=lambda word: not word.startswith("-") and ("=" in word or word.startswith("~")))
     sys.argv = [program(), *words]
     wanted = os.environ.get(FULL_ERROR)
     os.environ[FULL_ERROR] = "1"  # makes Hydra raise its errors, which we then explain
@@ -150,14 +150,28 @@ def _hydra_main(command: CommandLine) -> int:
     return max(command.codes)
 
 
-def _require_known_options(arguments: Sequence[str]) -> None:
-    known = list(get_args_parser()._option_string_actions)
+def _check_options(arguments: Sequence[str]) -> None:
+    # Refuses what Hydra would refuse with its usage, or with a traceback
+    parser = get_args_parser()
+    known = list(parser._option_string_actions)
     for word in arguments:
         option = word.partition("=")[0]
         if option.startswith("-") and option not in known:
             key = option.lstrip("-").replace("-", "_")
             meant = f" Keys have no dashes: {key}=VALUE" if key in all_keys() else near(option, known)
             raise ConfigError(f"there is no option {option!r}.{meant or near(key, all_keys())}")
+    parser.exit_on_error = False
+    try:
+        given, unknown = parser.parse_known_args(arguments)
+    except ArgumentError as error:
+        raise ConfigError(f"{error.argument_name}: {error.message}") from None
+    if unknown:
+        raise ConfigError(f"{unknown[0]!r} is neither a command nor KEY=VALUE")
+    modes = [f"--{name}" for name in ("run", "multirun", "cfg", "info", "shell_completion") if getattr(given, name)]
+    if len(modes) > 1:
+        raise ConfigError(f"{' and '.join(modes)} exclude each other: leave one of them out")
+    if given.resolve and not given.cfg:
+        raise ConfigError("--resolve is for --cfg: add --cfg job")
 
 
 def _run(composed: Composed, overrides: Sequence[str], *, yes: bool) -> int:

@@ -180,11 +180,21 @@ def test_an_option_among_the_scripts_arguments_is_not_ours() -> None:
         (["--partition=x"], "there is no option '--partition'. Did you mean cluster.partition?"),
         (["--nodes", "2"], "there is no option '--nodes'. Keys have no dashes: nodes=VALUE"),
         (["workload=p2p", "--mulitrun"], "there is no option '--mulitrun'. Did you mean --multirun"),
+        (["workload=p2p", "--cfg", "jbo"], "--cfg/-c: invalid choice: 'jbo'"),
+        (["workload=p2p", "--cfg"], "--cfg/-c: expected one argument"),
+        (["workload=p2p", "--resolve"], "--resolve is for --cfg: add --cfg job"),
+        (["-m", "workload=p2p", "--cfg", "job"], "--multirun and --cfg exclude each other: leave one of them out"),
+        (["-m", "workload=p2p", "stauts"], "'stauts' is neither a command nor KEY=VALUE"),
     ],
 )
 def test_a_command_line_that_cannot_be_meant(words: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(problem)):
         submit.main(words)
+
+
+def test_overrides_may_follow_an_option_whose_value_is_optional(capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit.main(["--info", "workload=p2p"]) == 0
+    assert "workload/p2p" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("seeds", "told"), [("1", True), ("1,1", True), ("1,2", False)])
