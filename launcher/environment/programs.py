@@ -278,6 +278,15 @@ def _require_interpreter(program: Program) -> None:
         raise ConfigError(f"workload.python={program.python} cannot be executed: name bin/python of an environment")
 
 
+def interpreter(program: Program, *, here: bool) -> tuple[str, ...]:
+    """Returns a note if workload.python is not on this machine; raises ConfigError if the run is `here`."""
+    if program.python is None or absolute(program.python).exists():
+        return ()
+    if here:
+        seen("workload.python=", program.python, "name the interpreter of an environment", here=here)
+    return (f"workload.python={program.python} is not on this machine, and was not checked: the nodes need it",)
+
+
 def _arguments(program: Program) -> list[str]:
     try:
         given = words(program.args)

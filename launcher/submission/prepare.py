@@ -68,6 +68,8 @@ class Inputs:
         elif env.activate is not None:
             path, notes = self._environment(env.activate, here=here)
             env = dataclasses.replace(env, activate=path)
+        if isinstance(config.workload, Program) and not (env.container or env.archive):  # which may have one of its own
+            notes += programs.interpreter(config.workload, here=here)
         return dataclasses.replace(config, env=env), notes
 
     def with_template(self, config: Config) -> Config:

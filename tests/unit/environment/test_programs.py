@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.config.schema import Function, Program
-from launcher.environment.programs import ModulePath, checked_function, checked_program
+from launcher.environment.programs import ModulePath, checked_function, checked_program, interpreter
 from launcher.errors import ConfigError
 
 FILES = {
@@ -133,6 +133,18 @@ def test_what_cannot_run_is_refused_with_the_fix(place: ModulePath, keys: dict[s
     with pytest.raises(ConfigError) as refusal:
         checked_program(program(**keys), place)
     assert words.format(dir=place.workdir) in str(refusal.value)
+
+
+def test_an_interpreter_that_is_not_here_is_refused_where_it_would_run(tmp_path: Path) -> None:
+    assert interpreter(program(script="train.py"), here=True) == ()
+    assert interpreter(program(script="train.py", python=sys.executable), here=True) == ()
+    for name, words in (("pyhton", f"there is no pyhton in {tmp_path}"), ("env/bin/python", "is not there")):
+        missing = program(script="train.py", python=f"{tmp_path}/{name}")
+        with pytest.raises(ConfigError, match=f"workload.python={tmp_path}/{name}.*{words}"):
+            interpreter(missing, here=True)
+        assert interpreter(missing, here=False) == (
+            f"workload.python={tmp_path}/{name} is not on this machine, and was not checked: the nodes need it",
+        )
 
 
 @pytest.mark.parametrize(
