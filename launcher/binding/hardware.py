@@ -23,6 +23,9 @@ INTEL, DISPLAY = "0x8086", "0x0380"  # vendor and class of Intel's data-centre G
 ALIKE = "PCI_BUS_ID"  # value of CUDA_DEVICE_ORDER: device numbers follow the bus even if models differ
 
 
+DEVICE_FILES = ("nvidia[0-9]*", "kfd", "dri/renderD*", "dxg")  # in /dev, of accelerators
+
+
 class Core(Struct):
     cpus: tuple[int, ...]  # its hardware threads, which Linux calls CPUs, sorted
     numa: int = 0  # its NUMA node
@@ -101,6 +104,10 @@ def read(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Nod
         which = f"GPUs of different models ({', '.join(models)}), which CUDA numbers by their speed"
         unbound = unbound or Unbound(f"{which}: set CUDA_DEVICE_ORDER=PCI_BUS_ID")
     return Node(cores, tuple(gpus), _nics(files), _distances(files), unbound)
+
+
+def device_files() -> list[Path]:
+    return [path for pattern in DEVICE_FILES for path in Path("/dev").glob(pattern)]
 
 
 class _Files:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
+from launcher.binding import hardware
 from launcher.binding.hardware import CPUS, Core, Gpu, Nic, Node, no_topology
 from launcher.errors import NO_RETRY, ConfigError, LauncherError, near
 from launcher.failures.codes import Unbound
@@ -340,6 +341,17 @@ def visible_gpus(node: Node, environ: Mapping[str, str], parent: Parent = lambda
         if (text := environ.get(mask)) is not None:
             shown = _masked(shown, mask, text, parent)
     return shown
+
+
+def visible_here(environ: Mapping[str, str]) -> int | None:
+    """Returns how many accelerators of this machine a process with this environment sees; None: that is not known."""
+    node = hardware.read(environ=environ)
+    if not node.gpus and hardware.device_files():  # of a driver that shows its devices nowhere else
+        return None
+    try:
+        return len(visible_gpus(node, environ, hardware.parent_of_slice))
+    except DeviceError:
+        return None
 
 
 def _masked(shown: Sequence[Gpu], mask: str, text: str, parent: Parent) -> list[Gpu]:

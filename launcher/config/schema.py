@@ -180,7 +180,7 @@ class Cluster:
     environment: dict[str, Any] = field(default_factory=dict)  # environment variables of all ranks; null unsets one
     limits: Limits = field(default_factory=Limits)  # limits for a job
     pools: dict[str, Pool] = field(default_factory=dict)  # limits and variables of partitions, queues and QOS
-    check: bool = True  # check a plan against the actual partition or queue before submission
+    check: bool = True  # check a plan against the actual partition or queue (here: GPUs) before submission
     nics: list[str] = field(default_factory=list)  # network device of each GPU (without GPUs: of each rank), by number
     rank_environment: dict[str, Any] = field(default_factory=dict)  # variables of each rank; {nic} is its own of nics
     expects: dict[str, Any] = field(default_factory=dict)  # what NCCL should use, for preflights: net, plugin, provider

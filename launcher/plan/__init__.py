@@ -1,6 +1,6 @@
 """Makes the plan of a run from its config: one frozen object, which is submitted.
 
-All but `workload_hook` and `limits.crowded` is pure. It may import config and what is below it.
+All but `workload_hook`, `limits.crowded` and `limits.check_gpus` is pure. It may import config and what is below it.
 
 - `plan`: the JobPlan and its sections (a key that the job needs is a field there); its JSON form, checked when read
 - `build`: makes the plan from a config: conversion of values, checks, the program's arguments

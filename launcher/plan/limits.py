@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from launcher.binding import masks
 from launcher.config.scheduler_table import settings_class
-from launcher.config.schema import Cluster, Limits, Pool, ResumeHow, SchedulerSettings
+from launcher.config.schema import Cluster, Device, Limits, Pool, ResumeHow, SchedulerSettings
 from launcher.errors import ConfigError
 from launcher.formatting import exact_time, format_size, format_time, number, plural
 from launcher.plan.plan import JobPlan
@@ -78,6 +79,17 @@ def crowded(plan: JobPlan) -> tuple[str, ...]:
     cpus = len(os.sched_getaffinity(0))
     note = f"{plan.world_size} ranks share the {plural(cpus, 'CPU')} and the memory of this machine"
     return (note,) if plan.world_size > 8 * cpus else ()
+
+
+def check_gpus(plan: JobPlan, environ: Mapping[str, str]) -> None:
+    """Raises ConfigError if a run on this machine asks for more GPUs than its ranks would see."""
+    asked = plan.gpus_per_node if plan.workload.device != Device.cpu.value else 0
+    if asked and (seen := masks.visible_here(environ)) is not None and seen < asked:
+        fix = f"use gpus_per_node={seen}" if seen else "leave it out, to compute on the CPU"
+        raise ConfigError(
+            f"gpus_per_node={asked}: this machine has {plural(seen, 'GPU')} that this shell may use: {fix}, or submit "
+            "to a cluster (cluster=NAME)"
+        )
 
 
 def check_jobs(cluster: Cluster, more: int, there: Mapping[str, int]) -> None:

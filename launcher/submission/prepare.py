@@ -216,6 +216,8 @@ def check_capacity(
         return _check_live(plan, config, environ, jobs) + notes + waits
     if held:
         require_room(held, plan)
+    elif config.cluster.check:
+        limits.check_gpus(plan, environ)
     return waits if held else waits + limits.crowded(plan)
 
 

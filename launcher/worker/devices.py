@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from launcher import errors
-from launcher.binding import masks
+from launcher.binding import hardware, masks
 from launcher.config.schema import Device, VisibleDevices
 from launcher.plan.plan import JobPlan
 from launcher.structs import Struct
@@ -109,7 +109,6 @@ def of_backend(backend: str) -> torch.device:
 ASKED = "LAUNCHER_GPUS_PER_NODE"  # variable of a rank, and of its program: GPUs per node that the run asked for
 # The variables ("masks") that limit which devices a process sees, by the kind of torch build
 _MASKS = {"cuda": masks.MASKS["nvidia"], "hip": masks.MASKS["amd"], "xpu": masks.MASKS["intel"]}
-_DEVICE_FILES = ("nvidia[0-9]*", "kfd", "dri/renderD*", "dxg")  # in /dev
 
 
 class BackendError(errors.LauncherError):
@@ -249,10 +248,6 @@ def _no_gpu(wanted: str, asked: int, why: str, rank: int, host: str) -> NoGpuErr
     )
 
 
-def device_files() -> list[Path]:
-    return [path for pattern in _DEVICE_FILES for path in Path("/dev").glob(pattern)]
-
-
 def require_gpu(
     wanted: str, asked: int, environ: Mapping[str, str], *, other_torch: bool, rank: int, host: str
 ) -> None:
@@ -277,8 +272,8 @@ def require_gpu(
     shown = {name: environ[name] for names in _MASKS.values() for name in names if name in environ}
     if shown and not any(map(_entries, shown.values())):
         raise _no_gpu(wanted, asked, ", ".join(f"{name}={value}" for name, value in shown.items()), rank, host)
-    if not shown and not device_files():
-        raise _no_gpu(wanted, asked, f"/dev has no {', '.join(_DEVICE_FILES)}", rank, host)
+    if not shown and not hardware.device_files():
+        raise _no_gpu(wanted, asked, f"/dev has no {', '.join(hardware.DEVICE_FILES)}", rank, host)
 
 
 # -- Reads from NCCL's log (or RCCL's) which network it uses, and compares that with what the site expects

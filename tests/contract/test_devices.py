@@ -29,8 +29,9 @@ print("sees", os.environ["CUDA_VISIBLE_DEVICES"], "of", os.environ["LAUNCHER_GPU
 
 @pytest.fixture
 def launcher(tmp_path: Path) -> Launcher:
-    """The launcher on this machine, without visible GPUs."""
-    return Launcher(tmp_path / "runs", {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}, ["cluster=local"])
+    """The launcher on this machine, without visible GPUs, where ranks find out what the submission would refuse."""
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    return Launcher(tmp_path / "runs", hidden, ["cluster=local", "cluster.check=false"])
 
 
 def test_a_run_that_asked_for_gpus_does_not_train_on_the_cpu(launcher: Launcher) -> None:

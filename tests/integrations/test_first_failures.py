@@ -40,7 +40,7 @@ TRUTH = {
 # For each failure the arguments of the script, keys of the run, and FAILS of tests/examples/first_failures/samples.py
 ARGUMENTS = {OPTION: ["--foo"], FILE: ["--data", "/nowhere/tokens.pt"]}
 OF_HYDRA = {OPTION: ["foo=1"], FILE: ["data=/nowhere/tokens.pt"]}
-KEYS = {HANG: ["launch.idle_timeout=3"], NO_GPU: ["gpus_per_node=1"]}
+KEYS = {HANG: ["launch.idle_timeout=3"], NO_GPU: ["gpus_per_node=1", "cluster.check=false"]}
 # What the script itself says, and the cause has
 WORDS = {OPTION: "foo", FILE: "/nowhere/tokens.pt", MODULE: "tokens_of_nobody", NO_GPU: "sees no GPU"}
 

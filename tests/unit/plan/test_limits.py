@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 
-from launcher.config.schema import Cluster, Limits, Pool
+from launcher.binding import hardware
+from launcher.binding.hardware import Gpu, Node
+from launcher.config.schema import Cluster, Device, Limits, Pool, Workload
 from launcher.errors import ConfigError
-from launcher.plan.limits import check_jobs, check_limits
+from launcher.plan.limits import check_gpus, check_jobs, check_limits
 from tests.unit.plans import make_cluster, plan_of
 
 LIMITS = Limits(nodes=4, gpus_per_node=2, cpus_per_node=8, mem_per_node="16G", time="2h")
@@ -151,3 +154,37 @@ def test_more_jobs_than_a_user_may_have_are_refused(more: int, there: dict[str, 
     with pytest.raises(ConfigError) as refusal:
         check_jobs(PER_USER, more, there)
     assert str(refusal.value) == words
+
+
+TWO = (Gpu("0000:01:00.0"), Gpu("0000:02:00.0"))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "files", "mask", "asked", "device", "words"),
+    [
+        (TWO, ["/dev/nvidia0"], {}, 2, Device.auto, ""),
+        (TWO, ["/dev/nvidia0"], {}, 8, Device.auto,
+         "gpus_per_node=8: this machine has 2 GPUs that this shell may use: use gpus_per_node=2, or submit to a "
+         "cluster (cluster=NAME)"),
+        (TWO, ["/dev/nvidia0"], {"CUDA_VISIBLE_DEVICES": "1"}, 2, Device.auto,
+         "gpus_per_node=2: this machine has 1 GPU that"),
+        (TWO, ["/dev/nvidia0"], {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, 3, Device.auto, ""),  # it cannot be known
+        ((), [], {}, 1, Device.auto,
+         "gpus_per_node=1: this machine has 0 GPUs that this shell may use: leave it out, to compute on the CPU, or"),
+        ((), ["/dev/dxg"], {}, 1, Device.auto, ""),  # of WSL, which has no file for each GPU
+        ((), [], {}, 8, Device.cpu, ""),
+        ((), [], {}, 0, Device.auto, ""),
+    ],
+)  # fmt: skip
+def test_more_gpus_than_this_machine_has_are_refused(
+    gpus: tuple[Gpu, ...], files: list[str], mask: dict[str, str], asked: int, device: Device, words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(hardware, "read", lambda environ: Node(gpus=gpus))
+    monkeypatch.setattr(hardware, "device_files", lambda: files)
+    monkeypatch.setattr(hardware, "parent_of_slice", lambda uuid: None)
+    workload = Workload("work", "my.module:main", device=device, seed=0)
+    plan = plan_of(cluster={"scheduler": "local"}, gpus_per_node=asked, workload=workload)
+    with pytest.raises(ConfigError) if words else contextlib.nullcontext() as refused:
+        check_gpus(plan, mask)
+    assert refused is None or str(refused.value).startswith(words)

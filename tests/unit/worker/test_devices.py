@@ -183,7 +183,7 @@ def test_own_code_that_wants_a_gpu_is_refused_where_none_is_visible(
     words: str, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(devices, "find_accelerators", lambda _: seen)
-    monkeypatch.setattr(devices, "device_files", lambda: files)
+    monkeypatch.setattr(devices.hardware, "device_files", lambda: files)
     with pytest.raises(BackendError) if words else contextlib.nullcontext() as refused:
         devices.require_gpu(wanted, asked, environ, other_torch=other_torch, rank=5, host="node1")
     if refused is not None:
