@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from launcher.config.overrides import element
 from launcher.errors import DECLINED, LauncherError
 from launcher.errors import program as program
 from launcher.formatting import clean, format_size, format_time, number, one_line, plural, ranges
@@ -66,8 +67,8 @@ def print_under(label: str, lines: Iterable[str]) -> None:
         print(f"{'' if place else label:<11}{line}", flush=True)
 
 
-def print_columns(rows: Sequence[Sequence[str]]) -> None:
-    for lines in table(rows):
+def print_columns(rows: Sequence[Sequence[str]], *, wraps: int | None = None) -> None:
+    for lines in table(rows, wraps=wraps):
         print(*lines, sep="\n")
 
 
@@ -104,7 +105,7 @@ def plan_table(plan: JobPlan) -> str:
         ("time", format_time(plan.time)),
         *(("" if place else "requests", line) for place, line in enumerate(limits.lines(plan) if plan.queued else ())),
         ("backend", plan.workload.backend),
-        *((f"workload.{key}", str(value)) for key, value in plan.workload.params.items()
+        *((f"workload.{key}", value if isinstance(value, str) else element(value)) for key, value in plan.workload.params.items()
           if key not in ("name", "entry", "min_ranks", "backend", "device", "seed", "hook") and value != {}),
     ]  # fmt: skip
     width = max(len(name) for name, _ in rows) + 2
