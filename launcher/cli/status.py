@@ -443,7 +443,7 @@ def unanswered(view: View) -> Iterator[str]:
 def _print_details(seen: RunStatus, *, heading: bool) -> None:
     if seen.history.attempt:
         print(f"\n{one_line(seen.run.id)}:" if heading else "")
-        print_columns(_attempts(seen))
+        print_columns(_attempts(seen), wraps=5)
     if not seen.unanswered and (why := _remark(seen)):
         print(f"\n{one_line(f'{seen.run.id}: {why}')}")
     if last := _last_output(seen):
