@@ -24,9 +24,13 @@ class LauncherError(Exception):
 
 
 class ConfigError(LauncherError):
-    """A value in the configuration cannot be used. Nothing was submitted."""
+    """A value in the configuration cannot be used. Nothing was submitted. key: the one whose value it is, if one is."""
 
     exit_code = BAD_INPUT
+
+    def __init__(self, text: str = "", *, key: str = "") -> None:
+        super().__init__(text)
+        self.key = key
 
 
 class SubmissionError(LauncherError):

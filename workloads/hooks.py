@@ -174,9 +174,9 @@ def check_training(plan: JobPlan) -> None:
         return
     for key, value in plan.workload.params.items():
         if key in AT_LEAST_ONE and value is not None and value < 1:
-            raise ConfigError(f"workload.{key}={value}: it must be 1 or more")
+            raise ConfigError(f"workload.{key}={value}: it must be 1 or more", key=f"workload.{key}")
         if key in ABOVE_ZERO and not 0 < value < float("inf"):
-            raise ConfigError(f"workload.{key}={value:g}: it must be above 0")
+            raise ConfigError(f"workload.{key}={value:g}: it must be above 0", key=f"workload.{key}")
     size = plan.workload.params.get("batch_size")
     if isinstance(size, int) and size < plan.world_size:
         raise ConfigError(

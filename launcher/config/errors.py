@@ -13,7 +13,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 
 from launcher.config import schema
-from launcher.config.keys import all_keys, as_typed, keys_of, known_keys, of_other_schedulers, workloads_with
+from launcher.config.keys import Key, all_keys, as_typed, keys_of, known_keys, of_other_schedulers, workloads_with
 from launcher.config.overrides import key_of, quoted
 from launcher.errors import ConfigError, near, program
 from launcher.paths import GROUPS, choices, resource, user_config_dir
@@ -58,7 +58,7 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         options = [option for option in error.options if option != "user"]
         typed = any(key_of(word) == group for word in arguments)  # else it is from user.yaml
-        where = "" if typed else f"{file_of('user')}: "
+        where = "" if typed else place_of(group) or f"{file_of('user')}: "
         return f"{where}there is no {group}={choice}.{near(choice, options)} Known: {', '.join(options)}"
     if match := re.search(r"Could not (?:override|append to config) '([^'=]+)", text):
         key = match[1].lstrip("+")
@@ -73,7 +73,7 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
     first, *rest = [line.strip() for line in cause.splitlines() if line.strip()]
     key = next((line.removeprefix("full_key: ") for line in rest if line.startswith("full_key: ")), "")
     value = next((word for word in reversed(arguments) if key and key_of(word) == key), key)
-    why = wrong_value(cause) or first
+    why = wrong_value(cause, known_keys(arguments).get(key)) or first
     return f"{value}: {why}" if value else why
 
 
@@ -152,7 +152,8 @@ def _about_a_file(text: str, kind: type | None) -> str | None:
     if match is None:
         return None
     name, message = match[1], match[2]
-    where = str(file_of(name))
+    key = next(iter(re.findall(r"full_key: (.+)", message)), "")
+    where = f"{file_of(name)}, line {line}" if (line := _lines(name).get(key)) else str(file_of(name))
     group = name.rpartition("/")[0]
     if missing := re.search(r"Could not (?:load|find) '([^']+)'", message):
         if not group:  # the main file: it was chosen on the command line
@@ -160,7 +161,6 @@ def _about_a_file(text: str, kind: type | None) -> str | None:
         wanted = missing[1].rpartition("/")[2]
         known = [each for each in choices(group) if each != name.rpartition("/")[2]]
         return f"{where}: there is no {missing[1]} to start from.{near(wanted, known)} Known: {', '.join(known)}"
-    key = next(iter(re.findall(r"full_key: (.+)", message)), "")
     if re.search(r"Key '[^']+' (is )?not in", message):
         if kind is schema.Cluster:
             return no_scheduler(name.rpartition("/")[2])
@@ -169,7 +169,7 @@ def _about_a_file(text: str, kind: type | None) -> str | None:
         return (
             f"{where}: there is no key {_short(key, group)!r}.{_near(key, group, kind)} `launcher help --all` lists all"
         )
-    if key and (why := wrong_value(message)):
+    if key and (why := wrong_value(message, known_keys(()).get(key))):
         value = NO_CHOICE.search(message) or WRONG_TYPE.search(message)
         return f"{where}: {_short(key, group)}{f'={value[1]}' if value else ''}: {why}"
     if "Cannot merge" in message:
@@ -189,13 +189,13 @@ def no_scheduler(name: str) -> str:
     return f"the profile of cluster={name} names no scheduler: begin its file with `defaults: [slurm, _self_]`, or pbs"
 
 
-def wrong_value(message: str) -> str | None:
-    """Returns the text about what a value must be, for an error about its type; None: the error is another one."""
+def wrong_value(message: str, key: Key | None) -> str | None:
+    """Returns the text about what a key's value must be, for an error about its type; None: another error."""
     if choice := NO_CHOICE.search(message):
         known = [word.strip() for word in choice[2].split(",")]
         return f"it is one of {', '.join(known)}.{near(choice[1], known)}"
     if value := WRONG_TYPE.search(message):
-        return f"it must be {KINDS.get(value[2], value[2])}"
+        return f"it must be {KINDS.get(value[2], value[2])}" + (f": {key.doc}" if key else "")  # which has the unit
     if NULL.search(message):
         return "null cannot be one of its values: leave it out, or quote the word ('null')"
     if LIST.search(message):
@@ -214,14 +214,38 @@ def in_yaml(error: Exception) -> str:
     return f"{mark.name}, line {mark.line + 1}: this is not valid YAML: {why}"
 
 
-def place_of(key: str) -> str:
-    """Returns `FILE: `, the start of an error, for the user's file that sets a key; empty: no such file sets it."""
-    pattern = re.compile(rf"^[^#]*\b{re.escape(key)}\b", re.MULTILINE)
-    folder = user_config_dir()
-    for path in (folder / "user.yaml", *sorted((folder / "cluster").glob("*.yaml"))):
-        if path.is_file() and pattern.search(path.read_text(errors="replace")):
-            return f"{path}: "
-    return ""
+@contextlib.contextmanager
+def with_place(arguments: Sequence[str], cluster: str) -> Iterator[None]:
+    """Adds the user's file and line to ConfigErrors about a key that one sets, unless these overrides set it."""
+    try:
+        yield
+    except ConfigError as error:
+        if not error.key or any(key_of(word) == error.key for word in arguments):
+            raise
+        raise ConfigError(f"{place_of(error.key, cluster)}{error}") from None
+
+
+def place_of(key: str, cluster: str = "*") -> str:
+    """Returns `FILE, line 3: ` for the user's file (of profiles this one, or any) that sets a key; empty: none does."""
+    profiles = sorted(f"cluster/{path.stem}" for path in (user_config_dir() / "cluster").glob(f"{cluster}.yaml"))
+    found = ((file_of(name), _lines(name).get(key)) for name in ("user", *profiles))
+    return next((f"{path}, line {line}: " for path, line in found if line), "")
+
+
+def _lines(name: str) -> dict[str, int]:
+    # The line of each key in a config's file
+    import yaml
+
+    found, path, group = dict[str, int](), file_of(name), name.rpartition("/")[0]
+
+    def look(node: yaml.Node | None, prefix: str) -> None:
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            found.setdefault(f"{prefix}{key.value}", key.start_mark.line + 1)
+            look(value, f"{prefix}{key.value}.")
+
+    if path.is_file():
+        look(yaml.compose(path.read_text(errors="replace"), yaml.SafeLoader), group and f"{group}.")
+    return found
 
 
 def file_of(name: str) -> Path:

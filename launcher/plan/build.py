@@ -177,20 +177,20 @@ def _converted(form: Form | None, key: str, value: Any) -> Any:
         try:
             return parse_time(value) if form is Form.time else parse_memory(value)
         except ValueError as error:
-            raise ConfigError(f"{key}: {error}") from None
+            raise ConfigError(f"{key}: {error}", key=key) from None
     if form is Form.steps:
         if value != "auto" and not value.isdecimal():
-            raise ConfigError(f"{key}={value}: it must be a number of steps (0: off) or auto")
+            raise ConfigError(f"{key}={value}: it must be a number of steps (0: off) or auto", key=key)
         return None if value == "auto" else int(value)
     if form is Form.ports:
         low, _, high = value.partition("-")
         if not (low.isdecimal() and high.isdecimal() and 1024 <= int(low) < int(high) <= 65535):
-            raise ConfigError(f"{key}={value!r} is not LOW-HIGH with 1024 <= LOW < HIGH <= 65535")
+            raise ConfigError(f"{key}={value!r} is not LOW-HIGH with 1024 <= LOW < HIGH <= 65535", key=key)
         return int(low), int(high)
     if form is Form.flat:
         for name, each in value.items():
             if not (each is None or isinstance(each, (str, int, float, bool))):
-                raise ConfigError(f"{key}.{name}: {each!r} is neither text nor a number")
+                raise ConfigError(f"{key}.{name}: {each!r} is neither text nor a number", key=f"{key}.{name}")
         return dict(value)
     return value
 
@@ -202,7 +202,8 @@ def build(config: Config, site: PlanFacts, rules: SchedulerRules) -> JobPlan:
     nodes = resolved_value(config, "nodes")
     min_nodes = resolved_value(config, "min_nodes") or nodes
     if min_nodes > nodes:
-        raise ConfigError(f"min_nodes={min_nodes} is more than nodes={nodes}: lower min_nodes or raise nodes")
+        fix = "lower min_nodes or raise nodes"
+        raise ConfigError(f"min_nodes={min_nodes} is more than nodes={nodes}: {fix}", key="min_nodes")
     if config.spares and launch.mode is LaunchMode.tasks:
         raise ConfigError(f"spares={config.spares}: with launch=tasks the scheduler starts all ranks: none can wait")
     if config.spares and nodes == 1:
@@ -355,11 +356,11 @@ def refuse_unusable(prefix: str, section: Any) -> None:
             refuse_unusable(f"{key}.", value)
         elif isinstance(value, (int, float)):
             if not value >= (least := 1 if forms.get(each.name) is Form.natural else 0):  # nan is refused too
-                raise ConfigError(f"{key}={value:g}: it must be {least} or more")
+                raise ConfigError(f"{key}={value:g}: it must be {least} or more", key=key)
             if isinstance(value, int) and value >= bounds.FIELD_INTEGERS:
-                raise ConfigError(f"{key}={value}: it is too large")
+                raise ConfigError(f"{key}={value}: it is too large", key=key)
         elif value == "" != each.default and str(each.type).startswith("str"):
-            raise ConfigError(f"{key} is empty: give it a value, or leave it out")
+            raise ConfigError(f"{key} is empty: give it a value, or leave it out", key=key)
 
 
 def check_name(key: str, value: str) -> str:
@@ -370,7 +371,7 @@ def check_name(key: str, value: str) -> str:
         raise ConfigError(f"{key}={value}: numbers are the ids of points of a sweep: begin it with a letter")
     if not NAME.fullmatch(value) or len(value) > LONGEST_NAME:
         allowed = f"up to {LONGEST_NAME} letters, digits and _ - + . (not - + . at the beginning)"
-        raise ConfigError(f"{key}={value!r} cannot be a job's name: use {allowed}")
+        raise ConfigError(f"{key}={value!r} cannot be a job's name: use {allowed}", key=key)
     return value
 
 
@@ -404,7 +405,8 @@ def _environment(values: Mapping[str, Any], key: str = "environment") -> dict[st
         if not VARIABLE.fullmatch(variable):
             raise ConfigError(f"cluster.{key}: {variable!r} cannot be a variable's name")
         if isinstance(value, bool) or not (value is None or isinstance(value, (str, int, float))):
-            raise ConfigError(f"cluster.{key}.{variable}: {value!r} is neither text nor a number: put it in quotes")
+            wrong = f"cluster.{key}.{variable}"
+            raise ConfigError(f"{wrong}: {value!r} is neither text nor a number: put it in quotes", key=wrong)
     return {variable: None if value is None else str(value) for variable, value in values.items()}
 
 
@@ -434,7 +436,8 @@ def trackers(track: Any) -> tuple[str, ...]:
     for name in names:
         if name not in TRACKERS:
             raise ConfigError(
-                f"track={name}: there is no such tracker.{near(str(name), TRACKERS)} Use one of {', '.join(TRACKERS)}"
+                f"track={name}: there is no such tracker.{near(str(name), TRACKERS)} Use one of {', '.join(TRACKERS)}",
+                key="track",
             )
     return tuple(dict.fromkeys(names))
 

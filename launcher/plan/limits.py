@@ -88,7 +88,8 @@ def check_gpus(plan: JobPlan, environ: Mapping[str, str]) -> None:
         fix = f"use gpus_per_node={seen}" if seen else "leave it out, to compute on the CPU"
         raise ConfigError(
             f"gpus_per_node={asked}: this machine has {plural(seen, 'GPU')} that this shell may use: {fix}, or submit "
-            "to a cluster (cluster=NAME)"
+            "to a cluster (cluster=NAME)",
+            key="gpus_per_node",
         )
 
 
@@ -165,12 +166,12 @@ def _too_long_for_nodes(plan: JobPlan, by_nodes: Mapping[int, int], where: str) 
 
 def _at_least(key: str, value: int, limit: int | None, where: str) -> None:
     if limit is not None and value < limit:
-        raise ConfigError(f"{key}={value}: {where} wants {limit} at least: use {key}={limit}")
+        raise ConfigError(f"{key}={value}: {where} wants {limit} at least: use {key}={limit}", key=key)
 
 
 def _at_most(key: str, value: int, limit: int | None, reason: str, source: str) -> None:
     if limit is not None and value > limit:
-        raise ConfigError(f"{key}={value}: {reason} ({source}): use {key}={limit} or less")
+        raise ConfigError(f"{key}={value}: {reason} ({source}): use {key}={limit} or less", key=key)
 
 
 def too_much_for(plan: JobPlan, groups: Sequence[NodeGroup], where: str) -> str | None:

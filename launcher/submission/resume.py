@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.config import compose
 from launcher.config.compose import FOR_HYDRA, Composed
+from launcher.config.errors import with_place
 from launcher.config.keys import opened, require_cluster
 from launcher.config.overrides import key_of, quoted
 from launcher.environment import secrets, snapshot
@@ -139,14 +140,15 @@ def ready_run(composed: Composed, overrides: Sequence[str]) -> Ready:
 
 def _prepared(composed: Composed, overrides: Sequence[str], **given: Any) -> tuple[Composed, Prepared]:
     # For a race, with the plans of all its jobs; the config is the first one's
-    if not (members := composed.config.cluster.race):
-        return composed, prepare(composed.config, **given)
     made: list[Composed] = []
 
     def one(words: Sequence[str]) -> Prepared:
-        made.append(composed_config([*overrides, *words]))
-        return prepare(made[-1].config, **given)
+        made.append(composed_config([*overrides, *words]) if words else composed)
+        with with_place([*overrides, *words], made[-1].config.cluster.name):
+            return prepare(made[-1].config, **given)
 
+    if not (members := composed.config.cluster.race):
+        return composed, one(())
     if not composed.config.submit:
         raise ConfigError("submit=false: a race has several jobs, of which the winner ends the others: leave it out")
     found = race.prepared(

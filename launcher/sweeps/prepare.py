@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import redaction
+from launcher.config.errors import with_place
 from launcher.config.keys import require_cluster
 from launcher.config.schema import BestIs, Config, LaunchMode, ResumeHow
 from launcher.config.search_space import Goal, Method, Space, size
@@ -202,8 +203,9 @@ def prepare_sweep(points: Sequence[RequestedPoint], command: Sequence[str]) -> P
     packing = manifest.packing
     for _, members in arrays:
         plan, point = asking[0] if asking else plans[members[0]], by_index[members[0]]
-        with _naming(members[0], point.overrides, keys, packing.slots if packing else 0):
-            config = point.config
+        config, slots = point.config, packing.slots if packing else 0
+        named = _naming(members[0], point.overrides, keys, slots)
+        with named, with_place(point.overrides, config.cluster.name):
             held, jobs = held_allocation(config, os.environ), 0 if existing else 1  # the rest can be submitted later
             notes.update(dict.fromkeys(check_capacity(plan, config, os.environ, held, jobs)))
     return PreparedSweep(
@@ -274,7 +276,7 @@ def _plans(
     notes: dict[str, None] = {}
     folders: dict[str, int] = {}
     for index, each in points.items():
-        with _naming(index, each.overrides, keys):
+        with _naming(index, each.overrides, keys), with_place(each.overrides, each.config.cluster.name):
             held = held_allocation(each.config, environ)
             plan, plan_notes = planned(each.config, site_of(each.config, f"{sweep_id}/{index}", held), inputs)
             if plan.queued and plan.resume.how == ResumeHow.chain.value:

@@ -78,6 +78,7 @@ def explained(*typed: str) -> str:
         (["workload=p2p", "cluster.setup=null"], "cluster.setup=null: null cannot be one of its values: leave it out"),
         (["workload=p2p", "name=a,b"], "'name=[a,b]' for a list, 'name=\"a,b\"' for a text, or add -m for a sweep"),
         (["workload=p2p", "nodes=two"], "nodes=two: it must be a whole number"),
+        (["workload=p2p", "launch.grace=30s"], "launch.grace=30s: it must be a whole number: seconds between SIGTERM"),
         (["workload=p2p", "launch.mode=both"], "launch.mode=both: it is one of agent, tasks"),
         (["workload=p2p", "cluster.setup=x"], "cluster.setup=x: it must be a list ([one, two])"),
         (["workload=p2p", "cluster.setup=[null]"], "cluster.setup[0]: null cannot be one of its values: leave it out"),

@@ -15,11 +15,11 @@ BASE = "defaults: [slurm, _self_]\nname: mine\n"
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (BASE + "partitoin: gpu\n", "mine.yaml: there is no key 'partitoin'. Did you mean partition"),
-        (BASE + "limits: {node: 3}\n", "mine.yaml: there is no key 'limits.node'. Did you mean limits.nodes"),
-        (BASE + "limits: {nodes: many}\n", "mine.yaml: limits.nodes=many: it must be a whole number"),
-        (BASE + "check: perhaps\n", "mine.yaml: check=perhaps: it must be true or false"),
-        (BASE + "setup: module load cuda\n", "mine.yaml: setup: it must be a list ([one, two])"),
+        (BASE + "partitoin: gpu\n", "mine.yaml, line 3: there is no key 'partitoin'. Did you mean partition"),
+        (BASE + "limits: {node: 3}\n", "mine.yaml, line 3: there is no key 'limits.node'. Did you mean limits.nodes"),
+        (BASE + "limits: {nodes: many}\n", "mine.yaml, line 3: limits.nodes=many: it must be a whole number: most nodes"),
+        (BASE + "check: perhaps\n", "mine.yaml, line 3: check=perhaps: it must be true or false"),
+        (BASE + "setup: module load cuda\n", "mine.yaml, line 3: setup: it must be a list ([one, two])"),
         (BASE + "environment: [A]\n", "mine.yaml: a list is given where a section"),
         (BASE + "scheduler: slrum\n", "mine.yaml: cluster.scheduler=slrum: there is no such scheduler. Did you mean"),
         (BASE + "required: [acount]\n", "cluster.required: there is no key cluster.acount. Did you mean account?"),
@@ -32,8 +32,9 @@ BASE = "defaults: [slurm, _self_]\nname: mine\n"
         (BASE + "required: ['directives.W=[\"group_list=ME\"]']\n",
          "wants it: add 'cluster.directives.W=[\"group_list=ME\"]', or set"),
         (BASE + "required: [environment.A]\nenvironment: {A: null}\n", "wants it: add cluster.environment.A=..., or"),
+        (BASE + "port_range: 7\n", "mine.yaml, line 3: cluster.port_range='7' is not LOW-HIGH"),
         (BASE + "queue: gpu\n",
-         "mine.yaml: cluster.queue is a key for pbs and sge, and the cluster is slurm: use cluster.partition"),
+         "mine.yaml, line 3: cluster.queue is a key for pbs and sge, and the cluster is slurm: use cluster.partition"),
     ],
 )  # fmt: skip
 def test_a_wrong_profile_is_told_with_its_file_and_key(
@@ -59,14 +60,19 @@ def refused(arguments: list[str], told: str) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("cluster: slrum\n", "user.yaml: there is no cluster=slrum. Did you mean slurm?"),
-        ("cluster.acount: me\n", "user.yaml: there is no key 'cluster.acount'. Did you mean cluster.account"),
+        ("cluster: slrum\n", "user.yaml, line 1: there is no cluster=slrum. Did you mean slurm?"),
+        ("cluster.acount: me\n", "user.yaml, line 1: there is no key 'cluster.acount'. Did you mean cluster.account"),
         (
             "cluster: slurm\ncluster: {account: me}\n",
             "line 2: this is not valid YAML: found duplicate key cluster. Next to",
         ),
-        ("nodes: two\n", "user.yaml: nodes=two: it must be a whole number"),
-        ("launch.mode: both\n", "user.yaml: launch.mode=both: it is one of agent, tasks"),
+        ("# all\nnodes: two\n", "user.yaml, line 2: nodes=two: it must be a whole number"),
+        ("launch.mode: both\n", "user.yaml, line 1: launch.mode=both: it is one of agent, tasks"),
+        ("nodes: 0\n", "user.yaml, line 1: nodes=0: it must be 1 or more"),
+        ("launch:\n  grace: 0\n", "user.yaml, line 2: launch.grace=0: it must be 1 or more"),
+        ("time: 3x\n", "user.yaml, line 1: time: '3x' is not a time"),
+        ("nodes: 2\nmin_nodes: 3\n", "user.yaml, line 2: min_nodes=3 is more than nodes=2"),
+        ("track: nope\n", "user.yaml, line 1: track=nope: there is no such tracker."),
     ],
 )
 def test_a_wrong_line_for_all_runs_is_told_with_its_file(
@@ -75,6 +81,16 @@ def test_a_wrong_line_for_all_runs_is_told_with_its_file(
     (tmp_path / "user.yaml").write_text(text)
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
     refused(["workload=collective", "dry_run=true", "cluster.check=false"], told)
+
+
+def test_a_file_is_not_named_for_what_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "user.yaml").write_text("nodes: 2\n")
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
+    for words in (["nodes=0"], ["-m", "nodes=0", "seed=1,2"]):
+        with pytest.raises(ConfigError) as raised:
+            submit.main(["workload=collective", "dry_run=true", *words])
+        assert "nodes=0: it must be 1 or more" in str(raised.value)
+        assert "user.yaml" not in str(raised.value)
 
 
 def test_a_profile_that_there_is_not_is_told_with_near_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

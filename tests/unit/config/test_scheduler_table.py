@@ -175,7 +175,8 @@ def test_where_nothing_is_submitted_keys_of_others_are_ignored(
 def test_but_no_other_keys_and_the_file_that_has_one_is_named(mine: Path, words: list[str]) -> None:
     path = mine if words else mine.parent.parent / "user.yaml"
     path.write_text("defaults: [local, _self_]\nname: mine\nqoss: high\n" if words else "cluster.qoss: high\n")
-    assert refusal(*words).startswith(f"{path}: there is no key 'cluster.qoss'. Did you mean cluster.qos")
+    line = 3 if words else 1
+    assert refusal(*words).startswith(f"{path}, line {line}: there is no key 'cluster.qoss'. Did you mean cluster.qos")
     path.unlink()
     assert refusal("cluster.qoss=high").startswith("there is no key 'cluster.qoss'. Did you mean cluster.qos")
 

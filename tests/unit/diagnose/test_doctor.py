@@ -382,7 +382,7 @@ def test_a_profile_that_is_not_there_is_a_problem_with_near_ones(quick: None) ->
         ("defaults: [local, _self_]\nname: x\nport_range: abc\n", "is not LOW-HIGH"),
         (
             "defaults: [local, _self_]\nname: x\npartitoin: abc\n",
-            "x.yaml: there is no key 'cluster.partitoin'. Did you mean cluster.partition",
+            "x.yaml, line 3: there is no key 'cluster.partitoin'. Did you mean cluster.partition",
         ),
     ],
 )
