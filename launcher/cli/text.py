@@ -105,7 +105,8 @@ def plan_table(plan: JobPlan) -> str:
         ("time", format_time(plan.time)),
         *(("" if place else "requests", line) for place, line in enumerate(limits.lines(plan) if plan.queued else ())),
         ("backend", plan.workload.backend),
-        *((f"workload.{key}", value if isinstance(value, str) else element(value)) for key, value in plan.workload.params.items()
+        *((f"workload.{key}", value if isinstance(value, str) else element(value))
+          for key, value in plan.workload.params.items()
           if key not in ("name", "entry", "min_ranks", "backend", "device", "seed", "hook") and value != {}),
     ]  # fmt: skip
     width = max(len(name) for name, _ in rows) + 2
