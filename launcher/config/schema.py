@@ -23,6 +23,7 @@ class Form(Enum):
     time = "time"  # a wall time, in seconds
     memory = "memory"  # a size with a unit, in bytes
     natural = "natural"  # 1 or more
+    positive = "positive"  # a number above 0
     ports = "ports"  # LOW-HIGH, as two numbers
     steps = "steps"  # a number of steps from 0, or auto
     flat = "flat"  # a mapping from names to texts and numbers
@@ -31,6 +32,7 @@ class Form(Enum):
 Time = Annotated[str, Form.time]
 Memory = Annotated[str, Form.memory]
 Nat = Annotated[int, Form.natural]  # a natural number
+Positive = Annotated[float, Form.positive]
 Steps = Annotated[str, Form.steps]
 Ports = Annotated[str, Form.ports]
 Flat = Annotated[dict[str, Any], Form.flat]
@@ -381,17 +383,17 @@ class DDPMnist(Workload):
 
     dataset: str = "auto"  # auto, mnist, fashion-mnist or digits
     data_dir: str | None = None  # folder of the IDX files; empty: the user's data folder
-    epochs: int | None = None  # passes over the training set; empty: 30 for digits, 5 for others
-    batch_size: int = 128  # samples per step over all ranks together
-    micro_batch_size: int | None = None  # most samples in one forward pass of a rank; empty: its whole share
-    lr: float = 0.1  # peak learning rate
+    epochs: Nat | None = None  # passes over the training set; empty: 30 for digits, 5 for others
+    batch_size: Nat = 128  # samples per step over all ranks together
+    micro_batch_size: Nat | None = None  # most samples in one forward pass of a rank; empty: its whole share
+    lr: Positive = 0.1  # peak learning rate
     momentum: float = 0.9  # of SGD
     weight_decay: float = 1e-4  # of SGD
     precision: Precision = Precision.auto  # auto, float32 or bfloat16
     sync: Sync = Sync.ddp  # ddp or manual
-    bucket_mb: float = 1.0  # MiB per gradient bucket
-    log_every: int = 50  # steps between two log lines
-    threads: int | None = None  # CPU threads per rank; empty: OMP_NUM_THREADS, else as many as its cores
+    bucket_mb: Positive = 1.0  # MiB per gradient bucket
+    log_every: Nat = 50  # steps between two log lines
+    threads: Nat | None = None  # CPU threads per rank; empty: OMP_NUM_THREADS, else as many as its cores
 
 
 @dataclass
@@ -399,25 +401,25 @@ class FSDPLm(Workload):
     """A small language model, trained on the bytes of a text, with weights sharded over the ranks (FSDP2)."""
 
     text: str = "shakespeare"  # shakespeare (part of the launcher), a text file, or a folder of *.txt
-    layers: int = 4  # blocks of attention and MLP
-    heads: int = 4  # attention heads of a block; they divide width
-    width: int = 128  # features of a token
-    context: int = 64  # tokens (bytes of the text) in a window; a window is a sample
+    layers: Nat = 4  # blocks of attention and MLP
+    heads: Nat = 4  # attention heads of a block; they divide width
+    width: Nat = 128  # features of a token
+    context: Nat = 64  # tokens (bytes of the text) in a window; a window is a sample
     dropout: float = 0.0  # part of the features that are dropped
-    steps: int = 300  # optimizer steps
-    batch_size: int = 32  # windows per step over all ranks together
-    micro_batch_size: int | None = None  # most windows in one forward pass of a rank; empty: its whole share
-    lr: float = 3e-3  # peak learning rate of AdamW
+    steps: Nat = 300  # optimizer steps
+    batch_size: Nat = 32  # windows per step over all ranks together
+    micro_batch_size: Nat | None = None  # most windows in one forward pass of a rank; empty: its whole share
+    lr: Positive = 3e-3  # peak learning rate of AdamW
     warm_up: float = 0.1  # part of all steps in which the learning rate rises
     weight_decay: float = 0.1  # of AdamW, for matrices
     clip: float = 1.0  # largest norm of the whole gradient; 0: not limited
     precision: Precision = Precision.auto  # auto, float32 or bfloat16; sums over ranks are always float32
     recompute: bool = False  # activation checkpointing: recompute the activations of a block in the backward pass
-    eval_every: int = 100  # steps between two evaluations
-    eval_windows: int = 256  # most windows of the validation part that an evaluation uses
-    log_every: int = 20  # steps between two log lines
+    eval_every: Nat = 100  # steps between two evaluations
+    eval_windows: Nat = 256  # most windows of the validation part that an evaluation uses
+    log_every: Nat = 20  # steps between two log lines
     sample: int = 160  # bytes of text that the trained model writes at the end; 0: none
-    threads: int | None = None  # CPU threads per rank; empty: OMP_NUM_THREADS, else as many as its cores
+    threads: Nat | None = None  # CPU threads per rank; empty: OMP_NUM_THREADS, else as many as its cores
 
 
 class StopSignal(Enum):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 import shlex
@@ -355,8 +356,11 @@ def refuse_unusable(prefix: str, section: Any) -> None:
         if dataclasses.is_dataclass(value):
             refuse_unusable(f"{key}.", value)
         elif isinstance(value, (int, float)):
-            if not value >= (least := 1 if forms.get(each.name) is Form.natural else 0):  # nan is refused too
-                raise ConfigError(f"{key}={value:g}: it must be {least} or more", key=key)
+            form = forms.get(each.name)
+            least = 1 if form is Form.natural else 0
+            if not (0 < value < math.inf if form is Form.positive else value >= least):  # nan is refused too
+                most = "above 0" if form is Form.positive else f"{least} or more"
+                raise ConfigError(f"{key}={value:g}: it must be {most}", key=key)
             if isinstance(value, int) and value >= bounds.FIELD_INTEGERS:
                 raise ConfigError(f"{key}={value}: it is too large", key=key)
         elif value == "" != each.default and str(each.type).startswith("str"):

@@ -17,7 +17,7 @@ BASE = "defaults: [slurm, _self_]\nname: mine\n"
     [
         (BASE + "partitoin: gpu\n", "mine.yaml, line 3: there is no key 'partitoin'. Did you mean partition"),
         (BASE + "limits: {node: 3}\n", "mine.yaml, line 3: there is no key 'limits.node'. Did you mean limits.nodes"),
-        (BASE + "limits: {nodes: many}\n", "mine.yaml, line 3: limits.nodes=many: it must be a whole number: most nodes"),
+        (BASE + "limits: {nodes: many}\n", "yaml, line 3: limits.nodes=many: it must be a whole number: most nodes"),
         (BASE + "check: perhaps\n", "mine.yaml, line 3: check=perhaps: it must be true or false"),
         (BASE + "setup: module load cuda\n", "mine.yaml, line 3: setup: it must be a list ([one, two])"),
         (BASE + "environment: [A]\n", "mine.yaml: a list is given where a section"),

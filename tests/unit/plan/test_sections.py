@@ -23,7 +23,7 @@ BEFORE = {
     "workload": {"min_ranks", "seed", "hook"},
 }
 FORMS: dict[Form, Any] = {
-    Form.time: int, Form.memory: int, Form.natural: int, Form.ports: tuple[int, int],
+    Form.time: int, Form.memory: int, Form.natural: int, Form.positive: float, Form.ports: tuple[int, int],
     Form.flat: Mapping[str, Any], Form.steps: int | None,
 }  # fmt: skip
 # What several keys decide together, so that it is never empty, or is written in a way of its own.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import hashlib
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -88,16 +89,10 @@ def test_a_text_that_changed_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"layers": 0}, "workload.layers=0: it must be 1 or more"),
-        ({"steps": -1}, "workload.steps=-1: it must be 1 or more"),
-        ({"log_every": 0}, "workload.log_every=0"),
-        ({"eval_windows": 0}, "workload.eval_windows=0"),
-        ({"sample": -1}, "workload.sample=-1"),
         ({"width": 130}, "width=130 cannot be divided into workload.heads=4 equal parts: use workload.width=132"),
         ({"dropout": 1.0}, "workload.dropout=1.0: it must be from 0 to less than 1"),
         ({"warm_up": 2.0}, "workload.warm_up=2.0: it must be a part of all steps, 0 to 1"),
-        ({"clip": -1.0}, "workload.clip=-1.0: it must be 0 or more"),
-        ({"weight_decay": -0.1}, "workload.weight_decay=-0.1: it must be 0 or more"),
+        ({"clip": math.inf}, "workload.clip=inf: it must be a finite number"),
         ({"backend": Backend.mpi}, "workload.backend=mpi"),
         ({"context": 600}, "has 1000 bytes, too few for workload.context=600, for training and for validation"),
         ({"context": 100}, "of which 8 windows of workload.context=100 are trained on, fewer than workload.batch_size"),
