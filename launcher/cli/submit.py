@@ -225,10 +225,13 @@ def ask(ready: Ready, *, yes: bool) -> None:
 def conclude(ready: Ready, output: Stream | None = None) -> int:
     """Submits a run and follows it as `wait` says, on this machine by default; output: what is printed; None: all."""
     from launcher.cli.wait import follow_to_end
+    from launcher.submission.submit import print_notice
 
     prepared, wait = ready.prepared, ready.composed.config.wait
     if not prepared.plan.queued and wait is not False:  # the run belongs to this terminal from its start
         run = Run(Path(prepared.plan.run_dir))
+        if sys.stderr is not None and sys.stderr.isatty():
+            print_notice(f"{run.id} starts on this machine: torch takes some seconds to load")
 
         def start() -> None:
             if ready.submit().again:
