@@ -84,9 +84,9 @@ def test_a_scheduler_of_another_package_has_keys_of_its_own(
         ("", ["cluster.priorty=x"], "there is no key 'cluster.priorty'. Did you mean cluster.priority"),
         ("", ["cluster.partition=gpu"], "cluster.partition is a key for slurm, and the cluster is third: use "),
         ("", ["cluster=slurm", "cluster.lane=x"], "cluster.lane is a key for third, and the cluster is slurm: leave"),
-        ("priorty: x\n", [], "mine.yaml: there is no key 'priorty'. Did you mean priority"),
-        ("lnae: x\n", [], "mine.yaml: there is no key 'lnae'. Did you mean name or lane?"),  # and no key of others
-        ("qos: x\n", [], "mine.yaml: cluster.qos is a key for slurm, and the cluster is third: leave it out"),
+        ("priorty: x\n", [], "mine.yaml, line 4: there is no key 'priorty'. Did you mean priority"),
+        ("lnae: x\n", [], "mine.yaml, line 4: there is no key 'lnae'. Did you mean name or lane?"),
+        ("qos: x\n", [], "mine.yaml, line 4: cluster.qos is a key for slurm, and the cluster is third: leave it out"),
     ],
 )  # fmt: skip
 def test_its_keys_are_checked_like_ours(third: None, mine: Path, text: str, words: list[str], told: str) -> None:

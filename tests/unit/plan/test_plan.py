@@ -55,7 +55,7 @@ workloads = st.one_of(
     st.builds(P2P, st.just("p2p"), st.just("m:f"), seed=st.integers(0, 9), pattern=st.lists(words, max_size=3)),
     st.builds(Collective, st.just("c"), st.just("m.n:f"), seed=st.just(0), op=words | st.lists(words, max_size=3)),
     st.builds(
-        DDPMnist, st.just("ddp"), st.just("m:f"), seed=st.just(0), lr=st.floats(0, 10), data_dir=st.none() | words
+        DDPMnist, st.just("ddp"), st.just("m:f"), seed=st.just(0), lr=st.floats(1e-9, 10), data_dir=st.none() | words
     ),
 )
 
