@@ -3,8 +3,8 @@
 This package may import environment, runs, plan and the layers below them. The schedulers do not import each
 other.
 
-- `base`: the interface of a scheduler: what it can do, what it is asked about jobs, the states of jobs; which of the
-  user's environment variables a job inherits
+- `base`: the interface of a scheduler: what it can do, what it is asked about jobs, the states of jobs
+- `job_environment`: which of the user's environment variables reach a job, and which are dropped
 - `registry`: loads schedulers, task starters and function executors by name; those without a queue: this machine, and
   the allocation of this shell
 - `qsub`: what PBS and Grid Engine share: which of them qsub belongs to, submission, qsub's options

@@ -21,7 +21,8 @@ from launcher.files import shared_files
 from launcher.files.shared_files import exists, unwrap
 from launcher.redaction import without_secrets
 from launcher.schedulers import run_command
-from launcher.schedulers.base import FolderQueue, Scrubbed, in_folder, scrubbed
+from launcher.schedulers.base import FolderQueue, in_folder
+from launcher.schedulers.job_environment import Scrubbed, scrubbed
 from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, SubmitCommand
 from launcher.schedulers.templates import require_plain
 from launcher.structs import Struct

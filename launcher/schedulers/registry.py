@@ -17,7 +17,8 @@ from launcher.config.scheduler_table import OURS, SCHEDULERS, entry_points_of, l
 from launcher.config.schema import SchedulerSettings
 from launcher.errors import ConfigError, near
 from launcher.failures.codes import NextReason
-from launcher.schedulers.base import Allocation, Ending, JobVariables, Queue, Scheduler, Scrubbed, scrubbed
+from launcher.schedulers.base import Allocation, Ending, JobVariables, Queue, Scheduler
+from launcher.schedulers.job_environment import Scrubbed, scrubbed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

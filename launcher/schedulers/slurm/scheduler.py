@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.failures.codes import NextReason
 from launcher.files.shared_files import backoff
 from launcher.schedulers import base
+from launcher.schedulers.job_environment import Scrubbed, scrubbed
 from launcher.schedulers.slurm import script
 from launcher.schedulers.slurm.client import Slurm, ambiguous_cluster
 from launcher.schedulers.topology import expand_counts
@@ -53,8 +54,8 @@ class SlurmScheduler(base.FolderQueue):
     def starter(self, cluster: Cluster) -> str:
         return "srun"
 
-    def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> base.Scrubbed:
-        result = base.scrubbed(environ, kept=script.inherited(plan))
+    def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
+        result = scrubbed(environ, kept=script.inherited(plan))
         return replace(result, dropped=tuple(name for name in result.dropped if name != "SLURM_CLUSTERS"))
 
     def problem(self) -> str | None:

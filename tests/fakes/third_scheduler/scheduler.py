@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from launcher.plan.plan import settings_of
-from launcher.schedulers.base import JobOrigin, JobState, Queue, SchedulerJob, Scrubbed, scrubbed
+from launcher.schedulers.base import JobOrigin, JobState, Queue, SchedulerJob
+from launcher.schedulers.job_environment import Scrubbed, scrubbed
 from launcher.schedulers.run_command import SubmitCommand
 from tests.fakes.third_scheduler import queue
 from tests.fakes.third_scheduler.settings import ThirdSettings
