@@ -52,7 +52,7 @@ COMMANDS = {
 }
 # Commands that share a module, where their functions have their names. Any other has `run` in a module of its name.
 SHARED = {
-    "cancel": "cleanup", "prune": "cleanup", "why": "explain", "post-mortem": "explain", "env": "site", "data": "site",
+    "cancel": "cleanup", "prune": "cleanup", "env": "site", "data": "site",
     "template": "site", "resume": "submit",
 }  # fmt: skip
 # Commands that are not about runs here, and have no option --runs-dir.

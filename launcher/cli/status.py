@@ -449,7 +449,7 @@ def _print_details(seen: RunStatus, *, heading: bool) -> None:
     if last := _last_output(seen):
         print(f"\n{one_line(seen.run.id)}: {last}")
     if seen.plan.race:
-        from launcher.cli.explain import of_race
+        from launcher.cli.why import of_race
 
         for line in of_race(seen, JobMonitor(share=True)):
             print(one_line(f"{seen.run.id}: {line}"))

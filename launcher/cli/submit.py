@@ -280,7 +280,7 @@ def _print_submitted(prepared: Prepared, submitted: SubmittedRun, *, waits: bool
 
 def _print_start(plan: JobPlan, submitted: SubmittedRun) -> None:
     # For a person only: the queries take a moment, and a script has no use for them. On stderr, as a remark
-    from launcher.cli.explain import estimate, start_lines
+    from launcher.cli.why import estimate, start_lines
 
     with contextlib.suppress(Exception):  # it is submitted, whatever the scheduler answers now; `why` says more
         found = estimate(submitted.run, plan, submitted.job_id, program(), ESTIMATE_TIMEOUT)

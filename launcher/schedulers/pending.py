@@ -69,7 +69,7 @@ class Why(Code):
 
 
 class PendingFacts(Struct):
-    """The facts behind a `Why`, from which `launcher.cli.explain` makes its text. Each code has some of them."""
+    """The facts behind a `Why`, from which `launcher.cli.why` makes its text. Each code has some of them."""
 
     meaning: str = ""  # what the scheduler's reason means. The text is from the table in the scheduler's own folder
     scheduler: str = ""  # name of the scheduler; empty for a run without a job in a queue

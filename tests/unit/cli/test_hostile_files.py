@@ -19,7 +19,7 @@ import pytest
 
 from launcher import bounds
 from launcher.checkpoint import format as checkpoints
-from launcher.cli import checkpoint, explain, status
+from launcher.cli import checkpoint, post_mortem, status, why
 from launcher.cli.status import Rows, plain, runs_table
 from launcher.cli.sweep import show_status
 from launcher.cli.text import cause, outcome, print_unreadable
@@ -134,14 +134,14 @@ def a_status(run: Run) -> None:
 
 
 def a_why(run: Run) -> None:
-    found = explain.explain(run, "launcher")
-    json.dumps(explain.as_json(found))
-    explain.shown(found, time.time())
+    found = why.explain(run, "launcher")
+    json.dumps(why.as_json(found))
+    why.shown(found, time.time())
 
 
 def a_post_mortem(run: Run) -> None:
     for for_programs in (False, True):
-        _, lines = explain._examine(run, Namespace(name="sample", attempt=None, as_json=for_programs))
+        _, lines = post_mortem._examine(run, Namespace(name="sample", attempt=None, as_json=for_programs))
         print("\n".join(lines))
     print_unreadable(run)
 

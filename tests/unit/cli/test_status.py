@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from launcher.cli import cleanup, commands, status
 from launcher.cli import progress as standing
-from launcher.cli.explain import explain, of_why
 from launcher.cli.status import COLUMNS, Rows, runs_table
+from launcher.cli.why import explain, of_why
 from launcher.config.schema import Debug, Program
 from launcher.diagnose import findings
 from launcher.errors import ConfigError, RunError, UnavailableError

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import explain as why
-from launcher.cli.explain import as_json, explain, moment, of_why, shown, start_lines
+from launcher.cli import why
+from launcher.cli.why import as_json, explain, moment, of_why, shown, start_lines
 from launcher.monitoring import run_status
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run

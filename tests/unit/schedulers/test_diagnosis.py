@@ -41,7 +41,7 @@ def test_one_scheduler_is_loaded_to_ask_it_and_its_diagnosis_when_it_is_asked(na
     program = f"""
 import importlib, sys
 from launcher.diagnose import findings
-from launcher.cli import explain
+from launcher.cli import why
 from launcher.schedulers import registry
 registry.scheduler({name!r})
 print(*(part for part in {PARTS} if "launcher.schedulers.{name}." + part in sys.modules))
