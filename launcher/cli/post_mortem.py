@@ -12,8 +12,8 @@ from launcher.cli.text import labelled, print_unreadable, program
 from launcher.diagnose import findings
 from launcher.diagnose.findings import EndedAttempt, restarts
 from launcher.errors import DONE, FAILED, RunError
+from launcher.failures.codes import EndKind
 from launcher.failures.messages import of_unused_gpus
-from launcher.failures.symptoms import EndKind
 from launcher.formatting import clean, name_ranks, ranges, rough_size
 from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunStatus, or_damaged, status_of
 from launcher.runs.directory import Run

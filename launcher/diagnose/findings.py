@@ -12,9 +12,8 @@ from typing import Any
 from launcher.checkpoint import format as checkpoints
 from launcher.config.schema import LaunchMode
 from launcher.diagnose import verdict as known
-from launcher.failures import messages, symptoms
-from launcher.failures.codes import FaultCode
-from launcher.failures.symptoms import EndKind
+from launcher.failures import error_patterns, messages, tracebacks
+from launcher.failures.codes import EndKind, FaultCode
 from launcher.formatting import format_hours, rough_size
 from launcher.monitoring.run_status import RunState, RunStatus, rerun
 from launcher.plan.plan import JobPlan, keys_of
@@ -80,10 +79,10 @@ def find(
     if attempt is not None and rank is not None:
         errors = _errors(attempt, rank)
         if not trace and fault.code in known.LEFT:  # a program of the user
-            trace = known.last_traceback(errors)
+            trace = tracebacks.last_traceback(errors)
         same, followed, others = _others(attempt, rank, trace)
         log = _log(attempt, rank, trace)
-        frames = known.crash_lines(errors)
+        frames = tracebacks.crash_lines(errors)
         stacks = [{"ranks": [rank], "frames": frames}] if frames else []
     if attempt is not None and (fault.code is FaultCode.HANG or fault.limit):
         stacks = _stacks(attempt)
@@ -106,7 +105,7 @@ def find(
         "followed": followed,  # ranks that ended because others had ended
         "others": others,  # the error line of each rank with a different error
         "restarts": restarts(events),  # their causes, within the attempt
-        "traceback": known.own_frames(trace) or None,  # of `rank`, without most frames of libraries
+        "traceback": tracebacks.own_frames(trace) or None,  # of `rank`, without most frames of libraries
         "log": log,  # its last lines, without the traceback
         "memory": dict(evidence.memory),
         "stacks": stacks,  # for a hang, of all ranks; for a crash, of `rank`. Equal ones once; the newest frame first
@@ -161,8 +160,8 @@ def _others(attempt: Attempt, rank: int, trace: str) -> tuple[list[int], list[in
     for each in ranks:
         if each == rank:
             continue
-        error = symptoms.last_error("\n".join(_errors(attempt, each)))
-        if not error or symptoms.lost_peer(error):
+        error = tracebacks.last_error("\n".join(_errors(attempt, each)))
+        if not error or error_patterns.lost_peer(error):
             followed.append(each)
         elif first and error == first:
             same.append(each)
@@ -174,8 +173,8 @@ def _others(attempt: Attempt, rank: int, trace: str) -> tuple[list[int], list[in
 def _log(attempt: Attempt, rank: int, trace: str) -> list[str]:
     shown: list[str] = []
     for path in rank_logs(attempt, rank):
-        lines = known.before_crash(tail(path))
-        lines = known.before_traceback(lines) if trace else lines
+        lines = tracebacks.before_crash(tail(path))
+        lines = tracebacks.before_traceback(lines) if trace else lines
         shown += [line for line in lines if line.strip()][-LAST_LINES:]
     return shown[-LAST_LINES:]
 
@@ -190,7 +189,7 @@ def _stacks(attempt: Attempt) -> list[dict[str, Any]]:
     groups: dict[tuple[str, ...], list[int]] = {}
     for rank, number, _, path in found:
         if number == last:
-            groups.setdefault(known.main_frames("\n".join(tail(path))), []).append(rank)
+            groups.setdefault(tracebacks.main_frames("\n".join(tail(path))), []).append(rank)
     return [{"ranks": ranks, "frames": frames} for frames, ranks in groups.items()]
 
 

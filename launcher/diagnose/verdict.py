@@ -7,7 +7,7 @@ The first row that applies decides:
 | the run was given up | no-progress |
 | the search of its sweep ended it | pruned |
 | a set-up line failed | setup-failed |
-| a rank raised an exception | the kind of its last line (`symptoms`), else exception |
+| a rank raised an exception | the kind of its last line (`error_patterns`), else exception |
 | agents report a failed rendezvous, a hang or a bad node | rendezvous-timeout, hang, bad-node |
 | a program exited with a code, and its log ends with a traceback | as for an exception |
 | a rank or a node ended without a report, or was asked to stop | the scheduler's state of the job, or its notice in |
@@ -19,7 +19,6 @@ The first row that applies decides:
 
 from __future__ import annotations
 
-import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -27,9 +26,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher import errors
-from launcher.failures import messages, symptoms
-from launcher.failures.codes import FaultCode, NextReason, StopReason
-from launcher.failures.symptoms import EndKind
+from launcher.failures import error_patterns, messages, tracebacks
+from launcher.failures.codes import EndKind, FaultCode, NextReason, StopReason
 from launcher.formatting import plural, rough_size
 from launcher.monitoring.run_status import JobStatus, RunState, RunStatus
 from launcher.plan.plan import JobPlan
@@ -123,7 +121,7 @@ class Evidence:
         """Whether agents reported no fault, or one without its cause."""
         if not isinstance(self.fault, kinds.Fault):
             return self.fault is None
-        if symptoms.lost_peer(self.fault.error or ""):  # another rank had ended before
+        if error_patterns.lost_peer(self.fault.error or ""):  # another rank had ended before
             return True
         return self.fault.code in _UNEXPLAINED and not self.fault.traceback
 
@@ -184,7 +182,7 @@ def _fault(seen: Evidence, fault: kinds.Fault) -> Verdict:
         if fault.code in _OF_FILES and fault.ends_with == errors.RESUME:  # a file server does not answer
             return Verdict(EndKind.STOPPED, cause)
         other = EndKind.EXITED if fault.exception == "SystemExit" else EndKind.EXCEPTION
-        kind = symptoms.kind_of(fault.error or "", fault.exception, loads=bool(fault.reading))
+        kind = error_patterns.kind_of(fault.error or "", fault.exception, loads=bool(fault.reading))
         return Verdict(kind or _KINDS.get(fault.code, other), cause)
     if seen.cancelled and state not in DECISIVE and not seen.failed_uncancelled:
         return Verdict(EndKind.CANCELLED, _cancelled(seen))  # what agents saw then is what the cancellation did
@@ -195,11 +193,11 @@ def _fault(seen: Evidence, fault: kinds.Fault) -> Verdict:
     killed = fault.code is FaultCode.SIGNALLED and fault.signal == "SIGKILL"
     if (by_kernel := _killed_for_memory(seen.memory)) and killed:
         return Verdict(EndKind.OUT_OF_MEMORY, f"{cause}; {by_kernel[0]}", sure=by_kernel[1])
-    error = symptoms.last_error("\n".join(seen.log)) if fault.code in LEFT else ""
+    error = tracebacks.last_error("\n".join(seen.log)) if fault.code in LEFT else ""
     if error:  # a program of the user; agents do not see its exceptions
         shown = cause if error == fault.error else f"{cause}: {error}"
-        return Verdict(symptoms.kind_of(error) or EndKind.EXCEPTION, shown, sign=error)
-    if found := symptoms.last_symptom(seen.log):
+        return Verdict(error_patterns.kind_of(error) or EndKind.EXCEPTION, shown, sign=error)
+    if found := error_patterns.last_symptom(seen.log):
         return Verdict(found[0], cause, sign=found[1])
     return _by_code(seen, fault, cause)
 
@@ -211,8 +209,8 @@ def _by_code(seen: Evidence, fault: kinds.Fault, cause: str) -> Verdict:
         if fault.signal == "SIGBUS":
             return Verdict(EndKind.SHARED_MEMORY, cause, sure=False)
         return Verdict(EndKind.KILLED, cause, sure=fault.signal not in (None, "SIGKILL"))
-    if fault.code is FaultCode.LOST_PEER or symptoms.lost_peer(fault.error or ""):
-        kind = symptoms.kind_of(fault.error or "", fault.exception)
+    if fault.code is FaultCode.LOST_PEER or error_patterns.lost_peer(fault.error or ""):
+        kind = error_patterns.kind_of(fault.error or "", fault.exception)
         return Verdict(kind or EndKind.CONNECTION_LOST, cause, sure=False)
     if fault.code is FaultCode.STOPPED_EARLY:
         return Verdict(EndKind.CANCELLED if seen.state is RunState.CANCELLED else EndKind.STOPPED, cause, sure=False)
@@ -267,7 +265,7 @@ def _without_fault(seen: Evidence) -> Verdict:
     code = f" (exit code {seen.ended})" if seen.ended is not None else ""
     request = messages.of_request(seen.request.host, seen.request.signal) if seen.request else ""
     reported = f"{seen.scheduler} says {state}" if state in DECISIVE else seen.job.text or state
-    found = symptoms.last_symptom(seen.output) if kind is None else None
+    found = error_patterns.last_symptom(seen.output) if kind is None else None
     sign = found[1] if found else ""
     if seen.state is RunState.FAILED:
         show_last = (sign or last) and state not in _STATE_KINDS and not request
@@ -371,7 +369,7 @@ def _with_texts(seen: RunStatus, attempt: Attempt | None, following: Attempt | N
     rank = evidence.fault.rank if isinstance(evidence.fault, kinds.Fault) else None
     log: tuple[str, ...] = ()
     if attempt is not None and rank is not None:
-        log = tuple(line for path in rank_logs(attempt, rank) for line in tail(path)[-symptoms.LOG_LINES :])
+        log = tuple(line for path in rank_logs(attempt, rank) for line in tail(path)[-error_patterns.LOG_LINES :])
     return replace(evidence, notices=found, output=tuple(output), log=log, memory=memory)
 
 
@@ -411,97 +409,3 @@ def execution_of(pasts: Sequence[JobExecution], attempt: Attempt, *, last: bool)
         return None
     clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(start.time + 1))
     return next((past for past in reversed(pasts) if past.begin <= clock and past.begin[:1].isdigit()), None)
-
-
-# -- Tracebacks and stacks in logs
-
-
-FRAMES = 6  # newest frames of a stack that are shown
-LONG = 8  # a traceback with more frames than this is shown without frames of libraries
-_HEAD = "Traceback (most recent call last):"
-_CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
-_FRAME = re.compile(r'  File "([^"]*)", line \d+')
-_IMPORT = re.compile(r"^<frozen |/importlib/__init__\.py$")
-_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3[^/]*/|^<frozen ")
-_LAUNCHER = re.compile(
-    r"/launcher/(agent|worker)/|/torch/distributed/elastic/|/torch/multiprocessing/|/multiprocessing/"
-)
-
-
-def own_frames(trace: str) -> str:
-    """Shortens a traceback, so that the user's frames stand out: no import machinery; if it is LONG, few libraries."""
-    lines = trace.strip().splitlines()
-    blocks = _blocks(lines)
-    frames = [at for at, (path, _) in enumerate(blocks) if path]
-    shown: list[str] = []
-    skipped = 0
-    for at, (path, block) in enumerate(blocks):
-        follows = blocks[at + 1][0] if at + 1 < len(blocks) else ""
-        library = bool(path and _LIBRARY.search(path))
-        if path and (_IMPORT.search(path) or (len(frames) > LONG and library and follows and _LIBRARY.search(follows))):
-            skipped += 1
-            continue
-        if skipped and len(frames) > LONG:
-            shown.append(f"  ... {skipped} frame{'s' if skipped > 1 else ''} of libraries")
-        skipped = 0
-        shown += block
-    return "\n".join(shown)
-
-
-def _blocks(lines: Sequence[str]) -> list[tuple[str, list[str]]]:
-    blocks: list[tuple[str, list[str]]] = []
-    for line in lines:
-        if match := _FRAME.match(line):
-            blocks.append((match[1], [line]))
-        elif blocks and (not blocks[-1][0] or line.startswith("   ")):
-            blocks[-1][1].append(line)
-        else:
-            blocks.append(("", [line]))
-    return blocks
-
-
-def before_traceback(lines: Sequence[str]) -> list[str]:
-    """Returns the lines of a log before its last traceback, or before the chain of tracebacks that ends with it."""
-    heads = [at for at, line in enumerate(lines) if line.startswith(_HEAD)]
-    while heads:
-        at = heads.pop()
-        between = "\n".join(lines[heads[-1] : at]) if heads else ""
-        if not any(words in between for words in _CHAIN):
-            return list(lines[:at])
-    return list(lines)
-
-
-def last_traceback(lines: Sequence[str]) -> str:
-    """Returns the last traceback (or chain of tracebacks) in a log, with the error line; empty: there is none."""
-    rest = list(lines[len(before_traceback(lines)) :])
-    heads = [at for at, line in enumerate(rest) if line.startswith(_HEAD)]
-    if not heads:
-        return ""
-    inside = range(heads[-1] + 1, len(rest))
-    end = next((at for at in inside if rest[at].strip() and not rest[at][0].isspace()), len(rest) - 1)
-    return "\n".join(rest[: end + 1])
-
-
-def crash_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """Returns the crashed thread's newest frames in a log, after faulthandler's `Fatal Python error: ...`, or ()."""
-    begin = next((at for at in range(len(lines) - 1, -1, -1) if lines[at].startswith("Fatal Python error: ")), None)
-    if begin is None:
-        return ()
-    text = "\n".join(lines[begin:])
-    _, found, current = text.partition("Current thread ")
-    return main_frames(current.partition("\n\n")[0]) if found else ()
-
-
-def before_crash(lines: Sequence[str]) -> list[str]:
-    begin = next((at for at, line in enumerate(lines) if line.startswith("Fatal Python error: ")), len(lines))
-    return list(lines[:begin])
-
-
-def main_frames(stack: str) -> tuple[str, ...]:
-    """Returns the main thread's newest frames in faulthandler's output, but ours; its first line if it has none."""
-    main = re.split(r"\n\s*\n", stack.strip())[-1]
-    frames = [line.strip() for line in main.splitlines() if line.lstrip().startswith("File ")]
-    end = next((at for at, line in enumerate(frames) if line.endswith("in _run_workload")), len(frames))
-    kept = frames[:end] or frames
-    own = [line for line in kept if not _LAUNCHER.search(line)]
-    return tuple((own or kept)[:FRAMES]) or tuple(stack.strip().splitlines()[:1])

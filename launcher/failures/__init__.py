@@ -1,6 +1,7 @@
 """Failure codes, and the patterns that recognise a failure in a log. Imports `structs` alone of the launcher.
 
-- `codes`: codes of failures, stops and decisions, for programs
+- `codes`: codes of failures, stops and decisions, for programs; kinds of ends, as in `post-mortem`
 - `messages`: the words for an event (failure, stop, round, restored state) that has no message of its writer
-- `symptoms`: kinds of failures of the user's code, and the output by which they are known
+- `error_patterns`: the patterns by which the kind of a failure is known in an error message, or in a line of output
+- `tracebacks`: tracebacks and stacks in the output of ranks: finds and shortens them
 """

@@ -119,3 +119,69 @@ class Unbound(Open):
     @property
     def words(self) -> str:
         return self.text or self.reason.replace("_", " ")
+
+
+class EndKind(str, Enum):
+    """Why an attempt ended. The values appear as `kind` in the output of `post-mortem --json`."""
+
+    DONE = "done"
+    OUT_OF_MEMORY = "out-of-memory"
+    OUT_OF_GPU_MEMORY = "out-of-gpu-memory"
+    SHARED_MEMORY = "shared-memory"
+    DISK_FULL = "disk-full"
+    LIMIT = "limit"
+    WALL_TIME = "wall-time"
+    PREEMPTED = "preempted"
+    REQUEUED = "requeued"
+    CANCELLED = "cancelled"
+    STOPPED = "stopped"
+    PRUNED = "pruned"
+    NODE_LOST = "node-lost"
+    BAD_NODE = "bad-node"
+    NO_GPU = "no-gpu"
+    GPU_ERROR = "gpu-error"
+    CONNECTION_LOST = "connection-lost"
+    COLLECTIVE_TIMEOUT = "collective-timeout"
+    RENDEZVOUS_TIMEOUT = "rendezvous-timeout"
+    HANG = "hang"
+    KILLED = "killed"
+    EXITED = "exited"
+    EXITED_EARLY = "exited-early"
+    IMPORT_ERROR = "import-error"
+    CONFIG_ERROR = "config-error"
+    FILE_MISSING = "file-missing"
+    DAMAGED_CHECKPOINT = "damaged-checkpoint"
+    EXCEPTION = "exception"
+    SETUP_FAILED = "setup-failed"
+    NO_PROGRESS = "no-progress"
+    NEVER_STARTED = "never-started"
+    LOST = "lost"
+    UNKNOWN = "unknown"
+
+    @property
+    def label(self) -> str:
+        return _LABELS.get(self, self.value.replace("-", " "))
+
+
+_LABELS = {
+    EndKind.OUT_OF_GPU_MEMORY: "out of GPU memory",
+    EndKind.SHARED_MEMORY: "shared memory (/dev/shm) is full",
+    EndKind.DISK_FULL: "the disk, or a quota, is full",
+    EndKind.LIMIT: "a limit of the system (open files, processes)",
+    EndKind.WALL_TIME: "out of wall time",
+    EndKind.REQUEUED: "its job was requeued",
+    EndKind.NO_GPU: "no GPU here",
+    EndKind.GPU_ERROR: "GPU error",
+    EndKind.HANG: "a rank hangs",
+    EndKind.KILLED: "killed by a signal",
+    EndKind.EXITED: "exited with an error code",
+    EndKind.EXITED_EARLY: "a rank exited with 0 before its work was done",
+    EndKind.IMPORT_ERROR: "an import failed",
+    EndKind.CONFIG_ERROR: "an argument or a setting cannot be used",
+    EndKind.FILE_MISSING: "a file or a data set is missing",
+    EndKind.DAMAGED_CHECKPOINT: "a checkpoint is damaged",
+    EndKind.EXCEPTION: "an error in the code",
+    EndKind.SETUP_FAILED: "a set-up line failed",
+    EndKind.LOST: "lost: its job is gone, and nothing says why",
+    EndKind.UNKNOWN: "unknown",
+}

@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher import bounds, errors, formatting, processes
-from launcher.failures.symptoms import LOG_LINES, LOST_PEER, last_error
+from launcher.failures.error_patterns import LOG_LINES, LOST_PEER
+from launcher.failures.tracebacks import last_error
 from launcher.files import run_files
 from launcher.worker import script
 

@@ -31,7 +31,7 @@ from typing import Any, NoReturn, get_type_hints
 from launcher import errors
 from launcher.config import schema
 from launcher.failures.codes import StopReason
-from launcher.failures.symptoms import LOST_PEER
+from launcher.failures.error_patterns import LOST_PEER
 from launcher.files import run_files
 from launcher.paths import own_module
 from launcher.plan import build

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.failures.symptoms import LOST_PEER
+from launcher.failures.error_patterns import LOST_PEER
 from launcher.worker import script
 from tests import warm_python
 from tests.launch import ROOT

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.failures.codes import FaultCode
-from launcher.failures.symptoms import EndKind
+from launcher.failures.codes import EndKind, FaultCode
 from launcher.monitoring.run_status import RunState
 from launcher.runs.events import TYPES
 from tests.golden.golden import FORMATS

@@ -15,19 +15,9 @@ from launcher.binding import hardware
 from launcher.config.schema import Env
 from launcher.diagnose import verdict as diagnosis
 from launcher.diagnose.findings import Case, advice, has_saved
-from launcher.diagnose.verdict import (
-    Evidence,
-    Verdict,
-    before_crash,
-    before_traceback,
-    classify,
-    crash_lines,
-    last_traceback,
-    own_frames,
-)
-from launcher.failures import messages, symptoms
-from launcher.failures.codes import FaultCode, NextReason, StopReason
-from launcher.failures.symptoms import EndKind
+from launcher.diagnose.verdict import Evidence, Verdict, classify
+from launcher.failures import error_patterns, messages
+from launcher.failures.codes import EndKind, FaultCode, NextReason, StopReason
 from launcher.monitoring.run_status import JobStatus, RunState
 from launcher.runs.events import Accused, Fault, SetupFailed, Started, Stays, Stop, StopRequested
 from launcher.schedulers import pending, registry
@@ -209,7 +199,7 @@ CUDA_OOM = (
     ],
 )  # fmt: skip
 def test_what_an_error_is_a_sign_of(line: str, kind: EndKind | None) -> None:
-    assert symptoms.kind_of(line) == kind
+    assert error_patterns.kind_of(line) == kind
     if kind is not None:
         assert classify(failed(raised(line))).kind is kind
 
@@ -249,12 +239,6 @@ def test_an_error_of_reading_while_a_checkpoint_is_loaded_means_that_it_is_damag
     assert classify(failed(other)).kind is EndKind.EXCEPTION
 
 
-def test_the_last_error_of_a_log() -> None:
-    head = "Traceback (most recent call last):\n  File\n"
-    assert symptoms.last_error(f"{head}KeyError: 1\nwords\n{head}A.B: no\n") == "A.B: no"
-    assert symptoms.last_error("all is well\n") == ""
-
-
 def test_what_this_torch_says_of_a_torn_file_is_known_and_the_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     for zipped in (True, False):
@@ -270,7 +254,7 @@ def test_what_this_torch_says_of_a_torn_file_is_known_and_the_file_is_named(tmp_
                     pytest.fail("a torn file was loaded")
                 assert report["reading"] == str(path)
                 line = f"{report['type']}: {report['message']}"
-                assert symptoms.kind_of(line, report["type"], loads=True) is EndKind.DAMAGED_CHECKPOINT, line
+                assert error_patterns.kind_of(line, report["type"], loads=True) is EndKind.DAMAGED_CHECKPOINT, line
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it is about machines without GPUs")
@@ -283,7 +267,7 @@ def test_what_this_torch_says_without_a_gpu_is_known(call: Callable[[], object])
     try:
         call()
     except Exception as error:
-        assert symptoms.kind_of(f"{type(error).__name__}: {error}") is EndKind.NO_GPU
+        assert error_patterns.kind_of(f"{type(error).__name__}: {error}") is EndKind.NO_GPU
     else:
         pytest.skip("this torch raises no error here")
 
@@ -293,7 +277,7 @@ def test_what_this_torch_says_of_a_full_disk_is_known(size: int) -> None:
     try:
         torch.save({"weight": torch.zeros(size)}, "/dev/full")
     except (RuntimeError, OSError) as error:
-        assert symptoms.kind_of(f"{type(error).__name__}: {error}") is EndKind.DISK_FULL
+        assert error_patterns.kind_of(f"{type(error).__name__}: {error}") is EndKind.DISK_FULL
     else:
         pytest.skip("this torch raises no error here")
 
@@ -736,60 +720,6 @@ def test_other_advice_has_commands_that_can_be_copied() -> None:
 def test_a_missing_package_is_looked_for_where_the_ranks_ran(env: dict[str, Any], asked: str) -> None:
     case = Case("run-1", "python -m launcher", plan_of(env=Env(**env)), Verdict(EndKind.IMPORT_ERROR, "no"))
     assert advice(case)[0].words == asked
-
-
-IMPORT = """Traceback (most recent call last):
-  File "/usr/lib/python3.11/importlib/__init__.py", line 126, in import_module
-    return _bootstrap._gcd_import(name[level:], package, level)
-           ^^^^^^^^^^^^^^^^^^^
-  File "<frozen importlib._bootstrap>", line 1204, in _gcd_import
-  File "/home/me/train.py", line 3, in <module>
-    import flash_attn
-ModuleNotFoundError: No module named 'flash_attn'"""
-
-
-def test_the_import_machinery_is_not_shown() -> None:
-    assert own_frames(IMPORT).splitlines() == [
-        "Traceback (most recent call last):",
-        '  File "/home/me/train.py", line 3, in <module>',
-        "    import flash_attn",
-        "ModuleNotFoundError: No module named 'flash_attn'",
-    ]  # fmt: skip
-
-
-def test_of_a_long_traceback_runs_of_library_frames_are_a_line() -> None:
-    library = "".join(
-        f'  File "/venv/lib/python3.11/site-packages/torch/{n}.py", line {n}, in f\n    x\n' for n in range(9)
-    )
-    trace = f'Traceback (most recent call last):\n  File "/home/me/a.py", line 1, in main\n    go()\n{library}E: no'
-    assert own_frames(trace).splitlines() == [
-        "Traceback (most recent call last):", '  File "/home/me/a.py", line 1, in main', "    go()",
-        "  ... 8 frames of libraries",
-        '  File "/venv/lib/python3.11/site-packages/torch/8.py", line 8, in f', "    x", "E: no",
-    ]  # fmt: skip
-    short = trace.replace(library, library[: library.index('  File "/venv/lib/python3.11/site-packages/torch/3')])
-    assert own_frames(short) == short
-
-
-def test_a_log_up_to_its_last_chain_of_tracebacks() -> None:
-    head = "Traceback (most recent call last):"
-    log = ["a", head, "  x", "K: 1", "b", head, "  y", "", "During handling of the above exception, another exception "
-           "occurred:", "", head, "  z", "E: 2"]  # fmt: skip
-    assert before_traceback(log) == log[:5]
-    assert before_traceback(["a"]) == ["a"]
-    assert last_traceback([*log, "words after it"]) == "\n".join(log[5:])
-    assert last_traceback(["a"]) == ""
-
-
-def test_where_a_rank_crashed() -> None:
-    log = ["step 1", "Fatal Python error: Segmentation fault", "", "Thread 0x1 (most recent call first):",
-           '  File "/usr/lib/python3.11/threading.py", line 3 in wait', "",
-           "Current thread 0x2 (most recent call first):", '  File "/home/me/a.py", line 9 in load',
-           '  File "/src/launcher/worker/main.py", line 88 in _run_workload', '  File "/x.py", line 1 in run', "",
-           "Extension modules: numpy (total: 1)"]  # fmt: skip
-    assert crash_lines(log) == ('File "/home/me/a.py", line 9 in load',)
-    assert before_crash(log) == ["step 1"]
-    assert crash_lines(["all is well"]) == ()
 
 
 # -- the memory of a node

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher import bounds
-from launcher.failures import symptoms
+from launcher.failures import error_patterns
 from launcher.worker import exit_report, script
 from launcher.worker.exit_report import (
     LONGEST_LINE,
@@ -157,7 +157,7 @@ TRACEBACK = "Traceback (most recent call last):\n  File x\nValueError: no\n\nSet
         (TYPER, 2, ("usage", "No such option: --foo")),
         ("ls: cannot access 'x'\n", 2, ("printed", "ls: cannot access 'x'")),
         (TRACEBACK, 1, ("printed", "ValueError: no")),
-        (TRACEBACK + "\n" * 3 + "fine\n" * symptoms.LOG_LINES, 1, ("printed", "fine")),  # it was handled
+        (TRACEBACK + "\n" * 3 + "fine\n" * error_patterns.LOG_LINES, 1, ("printed", "fine")),  # it was handled
         (" 10%|#   |\r 20%|##  |", 1, ("printed", "20%|##  |")),
         *(("x" * (LONGEST_LINE + more), 1, ("printed", "x" * (LONGEST_LINE + min(more, 0)))) for more in (-1, 0, 1)),
         ("\n \n", 1, None),

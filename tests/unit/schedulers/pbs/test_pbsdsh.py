@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from launcher.diagnose.verdict import Evidence, classify
 from launcher.errors import ConfigError
-from launcher.failures.codes import FaultCode
-from launcher.failures.symptoms import EndKind
+from launcher.failures.codes import EndKind, FaultCode
 from launcher.files.shared_files import IN_A_JOB
 from launcher.monitoring.run_status import JobStatus, RunState
 from launcher.runs.directory import Attempt, Run

@@ -1,82 +1,14 @@
-"""Kinds of failures of the user's code, and the output by which they are known."""
+"""The patterns by which the kind of a failure is known in an error message, or in a line of output.
+
+They match messages of the kernel (errno), Python, torch, gloo, NCCL and CUDA. Tests use recorded lines.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from enum import Enum
 
-
-class EndKind(str, Enum):
-    """Why an attempt ended. The values appear as `kind` in the output of `post-mortem --json`."""
-
-    DONE = "done"
-    OUT_OF_MEMORY = "out-of-memory"
-    OUT_OF_GPU_MEMORY = "out-of-gpu-memory"
-    SHARED_MEMORY = "shared-memory"
-    DISK_FULL = "disk-full"
-    LIMIT = "limit"
-    WALL_TIME = "wall-time"
-    PREEMPTED = "preempted"
-    REQUEUED = "requeued"
-    CANCELLED = "cancelled"
-    STOPPED = "stopped"
-    PRUNED = "pruned"
-    NODE_LOST = "node-lost"
-    BAD_NODE = "bad-node"
-    NO_GPU = "no-gpu"
-    GPU_ERROR = "gpu-error"
-    CONNECTION_LOST = "connection-lost"
-    COLLECTIVE_TIMEOUT = "collective-timeout"
-    RENDEZVOUS_TIMEOUT = "rendezvous-timeout"
-    HANG = "hang"
-    KILLED = "killed"
-    EXITED = "exited"
-    EXITED_EARLY = "exited-early"
-    IMPORT_ERROR = "import-error"
-    CONFIG_ERROR = "config-error"
-    FILE_MISSING = "file-missing"
-    DAMAGED_CHECKPOINT = "damaged-checkpoint"
-    EXCEPTION = "exception"
-    SETUP_FAILED = "setup-failed"
-    NO_PROGRESS = "no-progress"
-    NEVER_STARTED = "never-started"
-    LOST = "lost"
-    UNKNOWN = "unknown"
-
-    @property
-    def label(self) -> str:
-        return _LABELS.get(self, self.value.replace("-", " "))
-
-
-_LABELS = {
-    EndKind.OUT_OF_GPU_MEMORY: "out of GPU memory",
-    EndKind.SHARED_MEMORY: "shared memory (/dev/shm) is full",
-    EndKind.DISK_FULL: "the disk, or a quota, is full",
-    EndKind.LIMIT: "a limit of the system (open files, processes)",
-    EndKind.WALL_TIME: "out of wall time",
-    EndKind.REQUEUED: "its job was requeued",
-    EndKind.NO_GPU: "no GPU here",
-    EndKind.GPU_ERROR: "GPU error",
-    EndKind.HANG: "a rank hangs",
-    EndKind.KILLED: "killed by a signal",
-    EndKind.EXITED: "exited with an error code",
-    EndKind.EXITED_EARLY: "a rank exited with 0 before its work was done",
-    EndKind.IMPORT_ERROR: "an import failed",
-    EndKind.CONFIG_ERROR: "an argument or a setting cannot be used",
-    EndKind.FILE_MISSING: "a file or a data set is missing",
-    EndKind.DAMAGED_CHECKPOINT: "a checkpoint is damaged",
-    EndKind.EXCEPTION: "an error in the code",
-    EndKind.SETUP_FAILED: "a set-up line failed",
-    EndKind.LOST: "lost: its job is gone, and nothing says why",
-    EndKind.UNKNOWN: "unknown",
-}
-
-
-# -- Finds the kind of a failure in an error message or a log, by regular expressions
-#
-# The patterns match messages of the kernel (errno), Python, torch, gloo, NCCL and CUDA. Tests use recorded lines.
-
+from launcher.failures.codes import EndKind
 
 # Messages that gloo and NCCL raise in the other ranks when a rank has ended. Errors in a user's code look the same if
 # a server cannot be reached, so `lost_peer` also checks the exception's type, and a rank (launcher/worker/script.py)
@@ -168,15 +100,3 @@ def last_symptom(lines: Iterable[str]) -> tuple[EndKind, str] | None:
         if kind := kind_of(line):
             return kind, line.strip()
     return None
-
-
-_TRACEBACK = "Traceback (most recent call last):"
-_ERROR = re.compile(r"[A-Za-z_][\w.]*(:|$)")
-
-
-def last_error(text: str) -> str:
-    """Returns the error line of the last traceback in a rank's log (`ValueError: no`); empty: there is no traceback."""
-    _, found, tail = text.rpartition(_TRACEBACK)
-    if not found:
-        return ""
-    return next((line for line in tail.splitlines() if line and not line[0].isspace() and _ERROR.match(line)), "")
