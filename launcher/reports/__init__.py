@@ -3,8 +3,9 @@
 The page needs no network: it contains plotly's JavaScript, and its content security policy allows only the page's own
 scripts, and no requests. All text from a run directory, such as host names and log lines, is escaped.
 
-- `collect`: reads a run directory into RunData: attempts, timeline, metrics, results; the only module that reads runs;
+- `collect`: reads a run directory into RunData: attempts, metrics, results; the only module that reads runs;
   results of benchmarks (`p2p`, `collective`) as curves
+- `timeline`: spans and moments of the timeline of a run, from its events
 - `sections`: the sections of the report of a run, and of a sweep
 - `page`: what a page consists of, and its HTML; all figures, and the words for numbers
 """

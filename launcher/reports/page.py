@@ -29,7 +29,6 @@ from launcher.reports.collect import (
     Curve,
     FabricResults,
     SizeCurve,
-    Timeline,
     block_of,
     coarse,
     measured,
@@ -39,6 +38,7 @@ from launcher.reports.collect import (
     thin,
     varying,
 )
+from launcher.reports.timeline import Timeline
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -16,7 +16,6 @@ from launcher.plan import build
 from launcher.redaction import HIDDEN, is_secret, public
 from launcher.reports.collect import (
     MEASURES,
-    Entry,
     Row,
     RunData,
     finite,
@@ -41,6 +40,7 @@ from launcher.reports.page import (
     training_figures,
     value_text,
 )
+from launcher.reports.timeline import Entry
 from launcher.runs.events import Ended, Fault, Met, Progress, Started, Stop, every, last
 from launcher.runs.health import differing_bindings, latest_bindings
 from launcher.runs.sweep_directory import SearchSettings, canonical, differing, label, values_of
