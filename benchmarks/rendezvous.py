@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks.measure import Result, report
 from launcher.agent.connection import Control, Signals
-from launcher.agent.policy import RoundLimits
+from launcher.agent.failure_detector import RoundLimits
 from launcher.rendezvous.channel import Hub
 from launcher.rendezvous.rounds import Member
 from launcher.runs.events import Place

@@ -18,16 +18,8 @@ import torch
 
 from launcher import errors, processes
 from launcher.agent.connection import AskedToStop, AttemptOver, Control, NobodyLeads, Overtaken, Signals
-from launcher.agent.policy import (
-    AttemptFailed,
-    Done,
-    History,
-    NextRound,
-    RoundEnd,
-    RoundFailure,
-    RoundLimits,
-    fault_of_end,
-)
+from launcher.agent.failure_detector import limits_of
+from launcher.agent.policy import AttemptFailed, Done, History, NextRound, RoundEnd, RoundFailure, fault_of_end
 from launcher.agent.preflight import Preflight
 from launcher.agent.rank_progress import AgentContext, GpuWatch
 from launcher.agent.supervisor import Supervisor
@@ -55,29 +47,6 @@ from launcher.worker.main import AGENTS_OWN, fresh_command, ignored_signals, run
 
 BASE_FILES = 64  # open files of an agent without ranks, with some to spare
 FILES_PER_RANK = 4  # of a rank's agent: its output, its errors, its report, its stacks
-
-
-def limits(plan: JobPlan, logs: Path) -> RoundLimits:
-    """Returns the settings that the leader needs. `logs`: the directory of the ranks' output files."""
-    # Ranks of MPI, and programs, need not join through our store. While one rank is at a breakpoint, all are silent.
-    elsewhere = (
-        plan.workload.backend == Backend.mpi.value
-        or plan.workload.kind == "Program"
-        or not plan.workload.params.get("init", True)
-    )
-    watched = not plan.debugs
-    return RoundLimits(
-        least=plan.min_nodes * plan.tasks_per_node,
-        rendezvous_timeout=None if elsewhere or not watched else plan.launch.rendezvous_timeout,
-        start_timeout=plan.launch.start_timeout if watched else None,
-        idle_timeout=plan.launch.idle_timeout if watched else None,
-        hang_timeout=plan.launch.hang_timeout if watched else None,
-        heartbeat=plan.launch.heartbeat,
-        max_restarts=plan.launch.max_restarts,
-        stacks_in=str(logs),
-        independent=plan.independent,
-        most=(plan.nodes - plan.spares) * plan.tasks_per_node if plan.spares else None,
-    )
 
 
 def open_files_needed(ranks: int, agents: int, world_size: int) -> int:
@@ -237,7 +206,7 @@ class _Agent:
             ranks=1 if per_task else plan.procs_per_node, first_local_rank=place.local_rank,
         )  # fmt: skip
         per_node = plan.procs_per_node if per_task else 1
-        self._limits, self._places = limits(plan, attempt.logs), places_of(plan, place)
+        self._limits, self._places = limits_of(plan, attempt.logs), places_of(plan, place)
         self._control = Control(
             self.own, attempt=attempt.path, limits=self._limits, places=self._places,
             hosts=[host + plan.cluster.host_suffix for host in place.hosts for _ in range(per_node)],

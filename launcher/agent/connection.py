@@ -17,8 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from launcher.agent.failure_detector import Blame, RoundLimits
 from launcher.agent.leader import Coordinator
-from launcher.agent.policy import Blame, History, RoundLimits
+from launcher.agent.policy import History
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import Ok, backoff, exists, is_transient

@@ -43,7 +43,8 @@ from dataclasses import asdict, astuple, replace
 from typing import Any
 
 from launcher.agent import policy
-from launcher.agent.policy import AgentState, Blame, FailureDetector, History, RoundEnd, RoundFailure, RoundLimits
+from launcher.agent.failure_detector import AgentState, Blame, FailureDetector, RoundLimits
+from launcher.agent.policy import History, RoundEnd, RoundFailure
 from launcher.failures.codes import FaultCode
 from launcher.files.json_types import as_json, from_json
 from launcher.rendezvous.channel import Message, refused

@@ -1,14 +1,13 @@
-"""Decisions of agents, without I/O: what has failed, and what first; whether ranks restart; how attempts end."""
+"""Decisions of agents, without I/O: what failed first, whether ranks restart, how a round and an attempt end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from launcher import bounds, errors
+from launcher import errors
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.files.json_types import as_json
@@ -16,7 +15,6 @@ from launcher.formatting import plural
 from launcher.rendezvous.rounds import Member
 from launcher.runs import events
 from launcher.runs.events import Accused, Fault, Restart, Stop
-from launcher.worker.hangs import Blamed
 
 if TYPE_CHECKING:
     from launcher.agent.workers import LeftOver, WorkerExit
@@ -165,7 +163,7 @@ def early_exit(failure: RoundFailure, done: Sequence[Accused], *, asked: bool) -
     lost = failure.fault
     if failure.kind is not RoundEnd.LOST_PEER or asked or not done:
         return failure
-    needed = "" if lost.rank is None else _returned_early(done, messages.rank_on(lost.rank, lost.host))
+    needed = "" if lost.rank is None else returned_early(done, messages.rank_on(lost.rank, lost.host))
     fault = Fault(
         code=FaultCode.RETURNED_EARLY, host=done[0].host, node=done[0].node, rank=done[0].rank, exit_code=0,
         step=lost.step, accused=tuple(done), message=needed,
@@ -173,7 +171,7 @@ def early_exit(failure: RoundFailure, done: Sequence[Accused], *, asked: bool) -
     return replace(failure, kind=RoundEnd.RAISED, fault=fault, listens=False)
 
 
-def _returned_early(done: Sequence[Accused], needed_by: str) -> str:
+def returned_early(done: Sequence[Accused], needed_by: str) -> str:
     more = len(done) - 1
     who = messages.rank_on(done[0].rank, done[0].host) + (f" and {plural(more, 'other rank')}" if more else "")
     return f"{who} exited with code 0 while {needed_by} still needed {'them' if more else 'it'}"
@@ -385,265 +383,3 @@ def fault_of_lost_leader(
     name = messages.signal_name(ended_by)
     then = messages.of_request(asked.host, asked.signal or name) if asked else ""
     return replace(fault, code=FaultCode.NODE_ENDED, signal=name, message=messages.node_ended([leader.host], then=then))
-
-
-# -- The leader's timeouts in a running round: agents that are lost or leave, ranks that do not join or hang. No I/O
-
-
-STACKS = 10.0  # seconds in which all agents have to send the stacks of their ranks, and NCCL's flight recorders
-MOST_NAMED = 4  # ranks that the message about a hang names
-# What has not happened, by the timeout that has expired.
-_EXPIRED = {
-    "launch.start_timeout": "no first step within {} of joining",
-    "launch.idle_timeout": "no CPU time, output or step of any rank for {}",
-    "launch.hang_timeout": "no step for {}",
-}
-LEAVE_TIMEOUT = 2.0  # seconds from the first `leaving` message in which the other agents have to send theirs
-
-Blame = Callable[[Iterable[Mapping[str, Any]]], Blamed]
-
-
-@dataclass(frozen=True)
-class RoundLimits:
-    """The settings of a run that the leader needs. Times are in seconds; None: no limit."""
-
-    least: int  # minimum number of agents with which the run can continue
-    # from the start of the ranks until all must have joined; None for MPI, programs, debuggers
-    rendezvous_timeout: float | None
-    start_timeout: float | None  # from the last rank's joining to the first step
-    idle_timeout: float | None  # longest time without CPU use, output or steps of any rank
-    hang_timeout: float | None  # longest time of a rank without a step, after its first step
-    heartbeat: float  # time without a message after which an agent counts as lost
-    max_restarts: int  # maximum number of restarts in a row without progress
-    stacks_in: str = ""  # directory in which agents save the stacks of ranks that hang
-    independent: bool = False  # whether ranks continue when another node is lost
-    most: int | None = None  # maximum number of agents in a round; the others are spares; None: all take part
-
-
-@dataclass
-class AgentState:
-    member: Member
-    last_message: float  # monotonic time at which its last message arrived
-    step: int = -1  # highest step of the run that it has reported; -1: none
-    resumable: bool = False  # whether it has reported that its ranks can resume: they save and exit on a stop request
-    joined: bool = False  # whether it has reported that all its ranks have joined the process group
-    closed: bool = False  # whether it has reported that the training of all its ranks is over
-    missing: tuple[int, ...] = ()  # its global ranks that have not arrived at the process group, by its last heartbeat
-    idle: float = 0.0  # seconds without CPU use, output or steps of any of its ranks, by its last heartbeat
-    ended: bool = False  # whether all its ranks have ended
-    leaving: bool = False  # whether it is ending its ranks because of a stop request
-    gone: bool = False  # whether it is lost
-
-
-@dataclass
-class _Hang:
-    # The leader waits for the stacks of all ranks
-
-    limit: str  # config key of the timeout that expired, such as launch.hang_timeout
-    seconds: float  # value of that timeout
-    silent: tuple[Accused, ...]  # the ranks that were reported as silent; empty: all ranks
-    step: int  # highest step of the run when the timeout expired
-    deadline: float  # monotonic time at which to decide without the stacks that are missing
-    # the reports (`hangs.HangReport`) of each agent's ranks, by member index
-    reports: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-
-
-class FailureDetector:
-    """Takes the reports of a round's agents. `look` checks all timeouts, and returns the failure that it finds."""
-
-    def __init__(
-        self, limits: RoundLimits, own: Member, agents: Mapping[int, AgentState], blame: Blame, *, listened: bool
-    ):
-        # listened: whether ranks of an earlier round could resume
-        self._limits, self._own, self.agents, self._blame = limits, own, agents, blame
-        self._listened = listened
-        self.done: dict[int, Accused] = {}  # the ranks that have exited with 0, in order
-        self.wants_stacks = False  # whether the caller has to ask the agents for the stacks of their ranks
-        self.first_stop: Stop | None = None  # the first stop request reported
-        self._join_by: float | None = None
-        self._joined_at: float | None = None
-        self._hang: _Hang | None = None
-        self._leave: tuple[float, int] | None = None  # deadline for `leaving` messages, and the first one's signal
-
-    # -- what agents report
-
-    def start(self, now: float) -> RoundFailure | None:
-        """Starts the timeouts, while the ranks are being started. Returns a failure if agents are lost already."""
-        self.present(now)
-        if self._limits.rendezvous_timeout is not None:
-            self._join_by = now + self._limits.rendezvous_timeout
-        gone = [agent for agent in self.agents.values() if agent.gone]
-        message = messages.node_ended([agent.member.host for agent in gone], "before its ranks had started")
-        return self.lost(gone, FaultCode.NODE_ENDED, message=message) if gone else None
-
-    def present(self, now: float) -> None:
-        """Restarts the heartbeat timeout of all agents, because the leader itself was suspended."""
-        for agent in self.agents.values():
-            agent.last_message = now
-
-    def heartbeat(self, agent: AgentState, message: Mapping[str, Any]) -> None:
-        agent.step = max(agent.step, int(message.get("step", -1)))
-        agent.resumable = bool(message.get("resumable")) or agent.resumable
-        agent.joined = bool(message.get("joined")) or agent.joined
-        agent.closed = bool(message.get("closed"))
-        agent.missing = tuple(message.get("missing", ()))
-        agent.idle = float(message.get("idle", 0.0))
-        for rank in message.get("done", ()):
-            if len(self.done) < bounds.ACCUSED:
-                self.done.setdefault(rank, Accused(host=agent.member.host, rank=rank, node=agent.member.node_rank))
-
-    def leave(self, agent: AgentState, number: int, now: float) -> None:
-        agent.leaving = True
-        if self._leave is None:
-            self._leave = now + LEAVE_TIMEOUT, number
-
-    def silent(self, agent: AgentState, ranks: Sequence[int], now: float) -> None:
-        """Records a suspected hang: these ranks of an agent have done no step for launch.hang_timeout."""
-        if self._hang is None:
-            silent = tuple(Accused(host=agent.member.host, rank=rank) for rank in ranks)
-            self._suspect("launch.hang_timeout", self._limits.hang_timeout or 0.0, silent, now)
-
-    def stacks(self, index: int, reports: list[dict[str, Any]]) -> None:
-        if self._hang is not None:
-            self._hang.reports[index] = reports
-
-    # -- failures
-
-    @property
-    def step(self) -> int:
-        """Highest step of the run that any agent has reported; -1: none."""
-        return max((agent.step for agent in self.agents.values()), default=-1)
-
-    @property
-    def any_resumable(self) -> bool:
-        return any(agent.resumable for agent in self.agents.values())
-
-    @property
-    def all_resumable(self) -> bool:
-        return all(agent.resumable or agent.ended for agent in self.agents.values()) or self._listened
-
-    @property
-    def leaves(self) -> bool:
-        return self._leave is not None
-
-    @property
-    def urgent(self) -> bool:
-        return self._hang is not None or self.leaves
-
-    def look(self, now: float) -> RoundFailure | None:
-        return self._silent_agents(now) or self.left(now) or self._not_joined(now) or self._hanging(now)
-
-    def lost(self, agents: Sequence[AgentState], code: FaultCode, **details: Any) -> RoundFailure:
-        """Marks agents as gone, and returns the failure of the round."""
-        for agent in agents:
-            agent.gone = agent.ended = True
-        accused = [Accused(host=agent.member.host) for agent in agents]
-        lost = tuple(agent.member.index for agent in agents)
-        return self._failure(RoundEnd.LOST_NODE, code, agents[0].member, accused, lost=lost, **details)
-
-    def _failure(
-        self, kind: RoundEnd, code: FaultCode, blamed: Member | None, accused: Iterable[Accused] = (), *,
-        lost: tuple[int, ...] = (), listens: bool | None = None, exit_code: int | None = None, place: str = "",
-        **details: Any,
-    ) -> RoundFailure:  # fmt: skip
-        where = blamed or self._own
-        fault = Fault(
-            **{"host": where.host, "node": where.node_rank, "step": self.step, **details}, code=code,
-            accused=tuple(islice(accused, bounds.ACCUSED)),
-        )  # fmt: skip
-        resumable = self.any_resumable or self._listened if listens is None else listens
-        return RoundFailure(kind, fault, self._own.index, resumable, lost, exit_code=exit_code, place=place)
-
-    def _silent_agents(self, now: float) -> RoundFailure | None:
-        limit = self._limits.heartbeat
-        silent = [
-            agent
-            for index, agent in self.agents.items()
-            if index != self._own.index and not agent.gone and now - agent.last_message > limit
-        ]
-        return self.lost(silent, FaultCode.NODE_SILENT, seconds=float(limit)) if silent else None
-
-    def left(self, now: float) -> RoundFailure | None:
-        """Returns the failure if agents end their ranks after a stop request; in the end it names those that do not."""
-        if self._leave is None:
-            return None
-        until, number = self._leave
-        # An agent whose ranks can resume does not leave: it gives them the time to save.
-        quiet = [
-            agent.member for agent in self.agents.values() if not agent.leaving and (agent.gone or not agent.resumable)
-        ]
-        if quiet and now < until and not all(agent.leaving or agent.gone for agent in self.agents.values()):
-            return None
-        signal = messages.signal_name(number)
-        asked = self.first_stop or Stop(host=self._own.host, signal=signal)
-        details: dict[str, Any] = {"signal": signal}
-        if not self.any_resumable:  # else ranks of other nodes are saving
-            details |= {"listens": False, "exit_code": 128 + number}
-        if not quiet:
-            return self._failure(RoundEnd.KILLED, FaultCode.STOPPED_EARLY, None, host=asked.host, **details)
-        hosts, then = [member.host for member in quiet], messages.of_request(asked.host, asked.signal or signal)
-        accused, message = map(Accused, hosts), messages.node_ended(hosts, then=then)
-        return self._failure(RoundEnd.KILLED, FaultCode.NODE_ENDED, None, accused, message=message, **details)
-
-    def _not_joined(self, now: float) -> RoundFailure | None:
-        if self._joined_at is None and all(agent.joined for agent in self.agents.values()):
-            self._joined_at = now
-        timeout = self._limits.rendezvous_timeout
-        if timeout is None or self._join_by is None or self._joined_at is not None or now < self._join_by:
-            return None
-        self._join_by = None
-        missing = [(rank, agent.member) for agent in self.agents.values() for rank in agent.missing]
-        if not missing:  # all have arrived, and wait for each other: the process group's own timeout applies
-            return None
-        accused = [Accused(host=member.host, rank=rank) for rank, member in missing]
-        return self._failure(
-            RoundEnd.HUNG, FaultCode.NOT_JOINED, missing[0][1], accused, seconds=float(timeout),
-            place=f"joining: {[rank for rank, _ in missing[: bounds.ACCUSED]]}",
-        )  # fmt: skip
-
-    # -- hangs
-
-    def _hanging(self, now: float) -> RoundFailure | None:
-        if (hang := self._hang) is not None:
-            awaited = sum(not agent.gone for agent in self.agents.values())
-            return self._blame_hang(hang) if len(hang.reports) >= awaited or now >= hang.deadline else None
-        agents = [agent for agent in self.agents.values() if not agent.ended]
-        start, idle = self._limits.start_timeout, self._limits.idle_timeout
-        trains = any(agent.resumable and not agent.closed for agent in agents)
-        starts = self._joined_at is not None and trains and self.step < 0
-        if start is not None and starts and now - (self._joined_at or now) > start:
-            self._suspect("launch.start_timeout", start, (), now)
-        elif idle is not None and agents and all(agent.idle > idle for agent in agents):
-            self._suspect("launch.idle_timeout", idle, (), now)
-        return None
-
-    def _suspect(self, limit: str, seconds: float, silent: tuple[Accused, ...], now: float) -> None:
-        self._hang = _Hang(limit, float(seconds), silent, self.step, now + STACKS)
-        self.wants_stacks = True
-
-    def _blame_hang(self, hang: _Hang) -> RoundFailure:
-        self._hang = None
-        blamed = self._blame([report for reports in hang.reports.values() for report in reports])
-        accused: Collection[Accused] = blamed.ranks or hang.silent
-        rank = blamed.ranks[0].rank if blamed.ranks else None
-        slowest = hang.step if blamed.step is None else blamed.step
-        why = f"{_EXPIRED[hang.limit].format(f'{hang.seconds:g} s')} ({hang.limit})"
-        why += f" after step {slowest}" if slowest >= 0 else " before the first step"
-        why += f"; the stacks of all ranks are in {self._limits.stacks_in}" if self._limits.stacks_in else ""
-        names = "; ".join(messages.rank_on(each.rank, each.host) for each in islice(accused, MOST_NAMED)) or "all ranks"
-        ended = blamed.does == ""  # with 0, and the others wait for them
-        place = f"{blamed.does}: {blamed.frame or [each.rank for each in blamed.ranks]}"
-        who = _returned_early(blamed.ranks, "all others") if ended else f"{names} {blamed.does}"
-        return self._failure(
-            RoundEnd.RAISED if ended else RoundEnd.HUNG, FaultCode.RETURNED_EARLY if ended else FaultCode.HANG,
-            self._member_of(rank), accused, rank=rank, limit=hang.limit, seconds=hang.seconds, message=f"{who}: {why}",
-            listens=False if ended else None, place=place,
-        )  # fmt: skip
-
-    def _member_of(self, rank: int | None) -> Member | None:
-        first = 0
-        for agent in self.agents.values():
-            if rank is not None and first <= rank < first + agent.member.ranks:
-                return agent.member
-            first += agent.member.ranks
-        return None

@@ -18,7 +18,8 @@ import pytest
 
 from launcher.agent import connection
 from launcher.agent.connection import AskedToStop, AttemptOver, Control, NobodyLeads, Overtaken, Signals
-from launcher.agent.policy import History, NextStep, RoundEnd, RoundFailure, RoundLimits, RoundVerdict
+from launcher.agent.failure_detector import RoundLimits
+from launcher.agent.policy import History, NextStep, RoundEnd, RoundFailure, RoundVerdict
 from launcher.failures.codes import FaultCode
 from launcher.rendezvous import rounds as files_of_rounds
 from launcher.rendezvous.channel import ChannelError

@@ -12,20 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher import bounds
+from launcher.agent.failure_detector import LEAVE_TIMEOUT, STACKS, AgentState, RoundLimits
 from launcher.agent.leader import Coordinator
-from launcher.agent.policy import (
-    LEAVE_TIMEOUT,
-    STACKS,
-    AgentState,
-    History,
-    NextStep,
-    RoundEnd,
-    RoundFailure,
-    RoundLimits,
-    RoundVerdict,
-    judge,
-    may_be_cut_off,
-)
+from launcher.agent.policy import History, NextStep, RoundEnd, RoundFailure, RoundVerdict, judge, may_be_cut_off
 from launcher.failures.codes import FaultCode
 from launcher.files.json_types import as_json, from_json
 from launcher.rendezvous.channel import encode

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.agent.failure_detector import RoundLimits
 from launcher.agent.leader import Coordinator
-from launcher.agent.policy import History, RoundLimits
+from launcher.agent.policy import History
 from launcher.rendezvous.rounds import Member
 from launcher.worker import hangs
 from launcher.worker.heartbeat import (

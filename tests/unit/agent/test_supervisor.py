@@ -15,8 +15,9 @@ import pytest
 
 from launcher import errors
 from launcher.agent.connection import Signals
+from launcher.agent.failure_detector import STACKS, RoundLimits
 from launcher.agent.leader import Coordinator
-from launcher.agent.policy import STACKS, AttemptFailed, Done, History, NextRound, RoundLimits
+from launcher.agent.policy import AttemptFailed, Done, History, NextRound
 from launcher.agent.rank_progress import AgentContext
 from launcher.agent.supervisor import ALONE, DECIDED, DIES, LATE, TICK, Supervisor
 from launcher.agent.workers import WorkerExit
