@@ -24,10 +24,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from benchmarks.measure import Result, report
-from launcher.agent.connection import Control, Signals
 from launcher.agent.failure_detector import RoundLimits
-from launcher.rendezvous.channel import Hub
+from launcher.agent.leader_connection import Control, Signals
 from launcher.rendezvous.rounds import Member
+from launcher.rendezvous.signed_channel import Hub
 from launcher.runs.events import Place
 from launcher.worker.hangs import Blamed
 

@@ -6,7 +6,7 @@
 
 LOCATION is the file that the rank's agent has written; see `rank_location`. `serve` is for schedulers that do not let
 users start a process on a node (PBS): there the agent starts it, for one client, which has to prove within a minute
-that it knows the secret in FOLDER. All messages are authenticated (`rendezvous.channel`). Each has one of these keys:
+that it knows the secret in FOLDER. Messages are authenticated (`rendezvous.signed_channel`). Each has one of:
 
 | key | from | value |
 |---|---|---|
@@ -41,8 +41,8 @@ from typing import Any
 from launcher import processes
 from launcher.files import run_files
 from launcher.paths import own_module
-from launcher.rendezvous.channel import Channel, ChannelError, Hub, Message
 from launcher.rendezvous.rounds import address_of, free_ports, listen
+from launcher.rendezvous.signed_channel import Channel, ChannelError, Hub, Message
 from launcher.runs import directory, event_files, events
 from launcher.runs.events import AttachRequest
 from launcher.worker.hangs import Stacks

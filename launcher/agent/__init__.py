@@ -12,8 +12,8 @@ ranks of the node, but by none of the modules in which ranks are started, watche
 - `supervisor`: the event loop of a round: watches this agent's ranks and the leader, passes on stop requests (also when
   the time is up), reports failures
 - `workers`: starts the ranks of one agent as processes, polls, signals and kills them; copies their output
-- `connection`: an agent's connection to the leader, or as the leader to all agents: joins rounds, waits for messages
-  and signals
+- `leader_connection`: an agent's connection to the leader, or as the leader to all agents: joins rounds, waits for
+  messages and signals
 - `leader`: the leader's state and decisions, and the table of messages: members of a round, verdicts
 - `failure_detector`: how the leader finds that a round has failed: which node is lost, hangs, late or leaves; the
   timeouts for it

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from launcher import errors, processes
-from launcher.agent.connection import AskedToStop, AttemptOver, Control, NobodyLeads, Overtaken, Signals
 from launcher.agent.failure_detector import limits_of
+from launcher.agent.leader_connection import AskedToStop, AttemptOver, Control, NobodyLeads, Overtaken, Signals
 from launcher.agent.policy import AttemptFailed, Done, History, NextRound, RoundEnd, RoundFailure, fault_of_end
 from launcher.agent.preflight import Preflight
 from launcher.agent.rank_progress import AgentContext, GpuWatch

@@ -47,8 +47,8 @@ from launcher.agent.failure_detector import AgentState, Blame, FailureDetector, 
 from launcher.agent.policy import History, RoundEnd, RoundFailure
 from launcher.failures.codes import FaultCode
 from launcher.files.json_types import as_json, from_json
-from launcher.rendezvous.channel import Message, refused
 from launcher.rendezvous.rounds import Arrivals, Member, RendezvousError
+from launcher.rendezvous.signed_channel import Message, refused
 from launcher.runs import events
 from launcher.runs.events import Fault, Place, Resized, Stop
 from launcher.worker.heartbeat import LeaderSide

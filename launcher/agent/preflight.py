@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from launcher import errors
-from launcher.agent.connection import ENDS, WARNS, Control
+from launcher.agent.leader_connection import ENDS, WARNS, Control
 from launcher.agent.preflight_checks import ALONE_PART, TOGETHER_PART, CheckLevel, NodeCheck, cannot_start, check_rank
 from launcher.agent.workers import StartError, WorkerExit, WorkerGroup
 from launcher.failures.codes import PreflightThen

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import processes
-from launcher.agent.connection import Signals
+from launcher.agent.leader_connection import Signals
 from launcher.agent.workers import log_name
 from launcher.attach import GONE, RankProcess, RequestHandler, write_reply
 from launcher.binding import hardware
@@ -21,8 +21,8 @@ from launcher.failures import messages
 from launcher.files.json_types import as_json
 from launcher.formatting import log_line
 from launcher.plan.plan import JobPlan
-from launcher.rendezvous.channel import Message
 from launcher.rendezvous.rounds import Rendezvous
+from launcher.rendezvous.signed_channel import Message
 from launcher.runs import directory
 from launcher.runs.directory import Events
 from launcher.runs.events import GpusUnused, Resized

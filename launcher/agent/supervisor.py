@@ -20,7 +20,7 @@ from typing import Any
 
 from launcher import errors
 from launcher.agent import policy, rank_progress
-from launcher.agent.connection import Control
+from launcher.agent.leader_connection import Control
 from launcher.agent.policy import History, RoundEnd, RoundFailure, RoundVerdict, describe, judge, may_be_cut_off
 from launcher.agent.rank_progress import AgentContext, RankStatus
 from launcher.agent.workers import LeftOver, WorkerExit, WorkerGroup
@@ -31,8 +31,8 @@ from launcher.files.json_types import from_json
 from launcher.files.shared_files import Ok, exists
 from launcher.formatting import log_line
 from launcher.plan.plan import JobPlan
-from launcher.rendezvous.channel import Message
 from launcher.rendezvous.rounds import Rendezvous
+from launcher.rendezvous.signed_channel import Message
 from launcher.runs import event_files, events, lease
 from launcher.runs.events import Fault, Place, Resized, Stop
 from launcher.runs.job_file import time_left

@@ -30,8 +30,8 @@ from launcher.files.shared_files import NOT_ON_PATH
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, status_of
 from launcher.paths import own_module
 from launcher.plan.plan import JobPlan
-from launcher.rendezvous.channel import Channel, ChannelError
 from launcher.rendezvous.rounds import find_leader
+from launcher.rendezvous.signed_channel import Channel, ChannelError
 from launcher.runs import health
 from launcher.runs.directory import Attempt
 from launcher.runs.events import Breakpoint, Met, every

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher import errors, processes
 from launcher.agent.attempt import THREADS
-from launcher.agent.connection import Signals
+from launcher.agent.leader_connection import Signals
 from launcher.agent.supervisor import StopChecker
 from launcher.agent.workers import preload
 from launcher.errors import LauncherError, UnavailableError

@@ -3,6 +3,7 @@
 It may import schedulers, runs and what is below them, and torch.
 
 - `rounds`: a round: its members and their ranks; how members find the leader; which rounds have begun
-- `channel`: authenticated connections between agents: a channel, and the leader's hub, which serves those of all others
+- `signed_channel`: how messages between agents pass: connections that prove the secret, frames with a MAC; the
+  leader's hub, which serves all others
 - `store`: the TCPStore of the ranks, and the proxy that keeps other users and hosts out
 """

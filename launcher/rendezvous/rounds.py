@@ -30,7 +30,7 @@ from launcher.failures import messages
 from launcher.failures.codes import FaultCode
 from launcher.files import run_files
 from launcher.files.shared_files import exists, explain, unwrap
-from launcher.rendezvous.channel import Channel, ChannelError, Hub, refused, wait_for
+from launcher.rendezvous.signed_channel import Channel, ChannelError, Hub, refused, wait_for
 from launcher.runs import events
 from launcher.runs.events import Accused, Fault, Place
 from launcher.schedulers import topology

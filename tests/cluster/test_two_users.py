@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.rendezvous.channel import MAGIC
+from launcher.rendezvous.signed_channel import MAGIC
 from tests.cluster.namespaces import HOSTS, Namespaces
 from tests.cluster.test_partition import TEMPLATE, Cut
 from tests.launch import PYTHON, Launcher

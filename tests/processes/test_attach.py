@@ -19,8 +19,8 @@ from launcher import attach as node_session
 from launcher.attach import RankProcess, data_message, data_of, exchange, rank_location
 from launcher.cli import attach as connect
 from launcher.errors import RunError
-from launcher.rendezvous.channel import MAC, MAGIC, NONCE, PROOF, Channel, ChannelError
 from launcher.rendezvous.rounds import find_leader
+from launcher.rendezvous.signed_channel import MAC, MAGIC, NONCE, PROOF, Channel, ChannelError
 from tests.launch import until
 
 SECRET = "s" * 64

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from launcher.agent import connection
-from launcher.agent.connection import AskedToStop, AttemptOver, Control, NobodyLeads, Overtaken, Signals
+from launcher.agent import leader_connection
 from launcher.agent.failure_detector import RoundLimits
+from launcher.agent.leader_connection import AskedToStop, AttemptOver, Control, NobodyLeads, Overtaken, Signals
 from launcher.agent.policy import History, NextStep, RoundEnd, RoundFailure, RoundVerdict
 from launcher.failures.codes import FaultCode
 from launcher.rendezvous import rounds as files_of_rounds
-from launcher.rendezvous.channel import ChannelError
 from launcher.rendezvous.rounds import Arrivals, LeaderLost, Member, Rendezvous, RendezvousError, Rounds
+from launcher.rendezvous.signed_channel import ChannelError
 from launcher.runs.events import Fault, Place
 from launcher.worker.hangs import Blamed
 
@@ -399,7 +399,7 @@ def test_an_agent_that_is_stopped_tells_why_it_had_not_reached_the_leader(
             agent._signals._take(15, None)
         return problem
 
-    monkeypatch.setattr(connection.rounds, "find_leader", find_leader)
+    monkeypatch.setattr(leader_connection.rounds, "find_leader", find_leader)
     (error,) = together(agent.first)
     assert isinstance(error, AskedToStop)
     assert capsys.readouterr().err == "launcher: node1 could not reach 127.0.0.1: its name cannot be resolved\n"
@@ -450,7 +450,7 @@ class FlakyFolder:
 def test_whether_a_round_has_begun_is_asked_again_when_nobody_can_tell(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "LOOK", 0.01)
+    monkeypatch.setattr(leader_connection, "LOOK", 0.01)
     (agent,) = (make(0, size=1, least=1),)
     met(agent)
     folder = FlakyFolder(monkeypatch, "0.json", 4)
@@ -462,7 +462,7 @@ def test_whether_a_round_has_begun_is_asked_again_when_nobody_can_tell(
 def test_who_is_overtaken_hears_so_although_the_folder_could_not_be_read(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "LOOK", 0.01)
+    monkeypatch.setattr(leader_connection, "LOOK", 0.01)
     agents = [make(index, least=1) for index in range(3)]
     first = met(*agents)
     continued(lambda: agents[0].next(R1, first[0], (1, 2)))
@@ -473,7 +473,7 @@ def test_who_is_overtaken_hears_so_although_the_folder_could_not_be_read(
 
 
 def test_rounds_that_cannot_be_read_at_all_end_the_wait(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "LOOK", 0.01)
+    monkeypatch.setattr(leader_connection, "LOOK", 0.01)
     agent = make(0, size=1, least=1)
     met(agent)
     agent._join_timeout = 0.05
@@ -497,8 +497,8 @@ def test_who_waits_to_join_goes_on_when_the_exit_code_cannot_be_read(
 
 @pytest.mark.parametrize("begins", [True, False])
 def test_others_are_given_time_to_begin_a_round(make: Make, monkeypatch: pytest.MonkeyPatch, begins: bool) -> None:
-    monkeypatch.setattr(connection, "LOOK", 0.01)
-    monkeypatch.setattr(connection.rounds, "EXCHANGE", ENOUGH if begins else 0.05)
+    monkeypatch.setattr(leader_connection, "LOOK", 0.01)
+    monkeypatch.setattr(leader_connection.rounds, "EXCHANGE", ENOUGH if begins else 0.05)
     agents = [make(index, least=1, heartbeat=0.01) for index in range(2)]
     looks, real = 0, agents[0]._rounds.begun
 
@@ -569,8 +569,8 @@ def test_a_claim_without_an_answer_is_tried_again(make: Make, monkeypatch: pytes
 def test_who_waits_for_a_leader_that_is_silent_does_not_count_the_attempt_as_done(
     make: Make, monkeypatch: pytest.MonkeyPatch, readable: bool
 ) -> None:
-    monkeypatch.setattr(connection, "LOOK", 0.01)
-    monkeypatch.setattr(connection, "FILE_DELAY", 0.2)
+    monkeypatch.setattr(leader_connection, "LOOK", 0.01)
+    monkeypatch.setattr(leader_connection, "FILE_DELAY", 0.2)
     agent = make(0, size=2, least=1, heartbeat=0.1)
     agent._rounds.claim(0, Member(1, 1, "node1", 1), 1, [])
     monkeypatch.setattr(agent, "_leaders", lambda *_: ())
@@ -808,7 +808,7 @@ def test_a_leader_that_closes_does_not_wait_for_a_member_that_is_lost(
 
 
 def test_closing_does_not_wait_for_ever(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "CLOSING", 0.1)
+    monkeypatch.setattr(leader_connection, "CLOSING", 0.1)
     agents = [make(index, size=2) for index in range(2)]
     met(*agents)
     agents[0].close()  # the other does nothing

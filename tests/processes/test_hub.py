@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from launcher.rendezvous import channel as hub_module
-from launcher.rendezvous.channel import Channel, ChannelError, Event, Hub
+from launcher.rendezvous import signed_channel as hub_module
+from launcher.rendezvous.signed_channel import Channel, ChannelError, Event, Hub
 
 SECRET = b"the attempt's"
 

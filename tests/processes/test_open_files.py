@@ -12,7 +12,7 @@ import pytest
 
 from launcher import errors, processes
 from launcher.agent.attempt import open_files_needed
-from launcher.rendezvous.channel import Channel, Hub
+from launcher.rendezvous.signed_channel import Channel, Hub
 from launcher.rendezvous.store import RanksStore
 from tests.launch import Launcher
 

@@ -22,8 +22,8 @@ from torch.distributed import TCPStore
 from launcher import Env, errors
 from launcher.agent import preflight as attempt
 from launcher.agent import preflight_checks as checks
-from launcher.agent.connection import Control, Signals
 from launcher.agent.failure_detector import RoundLimits
+from launcher.agent.leader_connection import Control, Signals
 from launcher.agent.preflight import Preflight
 from launcher.agent.preflight_checks import CheckProblem, check
 from launcher.failures.codes import PreflightThen

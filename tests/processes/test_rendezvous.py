@@ -21,7 +21,6 @@ from torch.distributed import TCPStore
 
 from launcher.failures.codes import FaultCode
 from launcher.rendezvous import rounds
-from launcher.rendezvous.channel import MAGIC, Channel, Hub
 from launcher.rendezvous.rounds import (
     CANDIDATES,
     LOOPBACK,
@@ -37,6 +36,7 @@ from launcher.rendezvous.rounds import (
     seats,
     secret_of,
 )
+from launcher.rendezvous.signed_channel import MAGIC, Channel, Hub
 from launcher.runs.events import Accused, Fault, Place
 
 KEYS = (f"test/{number}/{random.randrange(2**60)}" for number in itertools.count())  # another one for every rendezvous

@@ -31,7 +31,7 @@ from launcher.environment.repository import SENT, Tree, digest_of, listed, sent_
 from launcher.errors import ConfigError, RunError
 from launcher.files import run_files
 from launcher.remote import clusters
-from launcher.rendezvous.channel import Channel, ChannelError
+from launcher.rendezvous.signed_channel import Channel, ChannelError
 from launcher.runs import event_files, history
 from launcher.runs import output as printed
 from launcher.runs.directory import Run

@@ -18,7 +18,7 @@ import pytest
 from launcher import errors
 from launcher.agent import attempt as module
 from launcher.agent.attempt import Binder, failed_by
-from launcher.agent.connection import AskedToStop, AttemptOver, NobodyLeads, Overtaken, Signals
+from launcher.agent.leader_connection import AskedToStop, AttemptOver, NobodyLeads, Overtaken, Signals
 from launcher.agent.policy import AttemptFailed, Done, History, NextRound
 from launcher.agent.preflight import PreflightVerdict
 from launcher.agent.workers import StartError

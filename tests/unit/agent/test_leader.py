@@ -17,8 +17,8 @@ from launcher.agent.leader import Coordinator
 from launcher.agent.policy import History, NextStep, RoundEnd, RoundFailure, RoundVerdict, judge, may_be_cut_off
 from launcher.failures.codes import FaultCode
 from launcher.files.json_types import as_json, from_json
-from launcher.rendezvous.channel import encode
 from launcher.rendezvous.rounds import Member
+from launcher.rendezvous.signed_channel import encode
 from launcher.runs import event_files, events
 from launcher.runs.events import Accused, Fault, Place
 from launcher.worker.hangs import Blamed

@@ -14,9 +14,9 @@ from typing import Any, cast
 import pytest
 
 from launcher import errors
-from launcher.agent.connection import Signals
 from launcher.agent.failure_detector import STACKS, RoundLimits
 from launcher.agent.leader import Coordinator
+from launcher.agent.leader_connection import Signals
 from launcher.agent.policy import AttemptFailed, Done, History, NextRound
 from launcher.agent.rank_progress import AgentContext
 from launcher.agent.supervisor import ALONE, DECIDED, DIES, LATE, TICK, Supervisor
@@ -25,8 +25,8 @@ from launcher.attach import RequestHandler
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.files.shared_files import Ok, Unavailable
 from launcher.plan.plan import JobPlan
-from launcher.rendezvous.channel import Message
 from launcher.rendezvous.rounds import Member, Rendezvous
+from launcher.rendezvous.signed_channel import Message
 from launcher.runs import directory, event_files, lease
 from launcher.runs.directory import Events
 from launcher.runs.events import Accused, Fault, Place, Stop

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from launcher import processes
-from launcher.agent.connection import Signals
+from launcher.agent.leader_connection import Signals
 from launcher.pilots import manager
 from launcher.pilots.manager import SlotManager, packing_of
 from launcher.pilots.point_fork import Slot

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.connection import Signals
+from launcher.agent.leader_connection import Signals
 from launcher.errors import RESUME
 from launcher.pilots import manager
 from launcher.pilots.manager import Board, SlotManager

@@ -27,7 +27,7 @@ NO_BOUNDS = {
         "checkpoint/format._BUFFER", "checkpoint/state._PIECE", "checkpoint/saving.AT_ONCE",
         "checkpoint/saving.AT_ONCE_ALL", "checkpoint/storage._PIECE", "environment/archives.PIECE",
         "environment/repository.PIECE",
-        "rendezvous/channel._READ", "rendezvous/store.READ", "runs/event_files._END_BYTES",
+        "rendezvous/signed_channel._READ", "rendezvous/store.READ", "runs/event_files._END_BYTES",
         "runs/event_files._PIECE_BYTES",
         "runs/output.BLOCK",
     },

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import launcher
 from launcher import bounds
-from launcher.rendezvous import channel as channel_module
-from launcher.rendezvous.channel import MAC, MAGIC, NONCE, PROOF, Channel, ChannelError, encode, proof
+from launcher.rendezvous import signed_channel as channel_module
+from launcher.rendezvous.signed_channel import MAC, MAGIC, NONCE, PROOF, Channel, ChannelError, encode, proof
 
 SECRET = b"the attempt's"
 HEAD = 4 + MAC
@@ -479,10 +479,10 @@ def test_any_json_object_arrives_as_it_was_sent(message: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     "module",
     [
-        "rendezvous/channel",
+        "rendezvous/signed_channel",
         "rendezvous/rounds",
         "agent/leader",
-        "agent/connection",
+        "agent/leader_connection",
     ],
 )
 def test_no_module_between_agents_can_unpickle_or_evaluate(module: str) -> None:

@@ -25,8 +25,8 @@ from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import Ok, backoff, exists, is_transient
 from launcher.formatting import log_line
 from launcher.rendezvous import rounds
-from launcher.rendezvous.channel import Channel, ChannelError, Hub, Message, wait_for
 from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, RendezvousError
+from launcher.rendezvous.signed_channel import Channel, ChannelError, Hub, Message, wait_for
 from launcher.runs.events import Fault, Place
 
 CLOSING = 10.0  # seconds to wait at the end until the other side has read everything

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.agent import connection
+from launcher.agent import leader_connection
 from tests.unit.clock import Clock
 
 
@@ -36,17 +36,17 @@ def collect(agents: Agents, clock: Clock) -> dict[int, Any]:
         coordinator=agents, send=lambda _: None, poll=lambda timeout: agents.poll(clock, timeout), _inbox=[],
         _signals=SimpleNamespace(require_none=lambda: None),
     )  # fmt: skip
-    return connection.Control.collect(self, "key", 7, 60.0)  # type: ignore[arg-type]
+    return leader_connection.Control.collect(self, "key", 7, 60.0)  # type: ignore[arg-type]
 
 
 def test_agents_are_not_looked_through_for_each_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, agents = Clock(monkeypatch, connection), Agents(4096)
+    clock, agents = Clock(monkeypatch, leader_connection), Agents(4096)
     assert collect(agents, clock) == dict.fromkeys(range(4096), 7)
     assert agents.looks < 5
 
 
 def test_agents_that_do_not_report_are_waited_for_until_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, agents = Clock(monkeypatch, connection), Agents(3)
+    clock, agents = Clock(monkeypatch, leader_connection), Agents(3)
     monkeypatch.setattr(agents, "present", lambda: {0, 1, 2, 3})
     before = clock.now
     assert collect(agents, clock) == dict.fromkeys(range(3), 7)
