@@ -41,10 +41,10 @@ For changes of the launcher itself: modules that belong to no package.
 - `__main__`: entry point of every command; prints errors and sets exit codes
 - `api`: `submit`, `prepare`, `find` and `Run`, for scripts on the login node
 - `attach`: `attach` on a rank's node: the program that it starts there, and how agents are asked for it
-- `bounds`: every bound on what is written and read: sizes of files, lines and messages, levels and integers of JSON
+- `size_limits`: every bound on what is written and read: bytes of files, lines and messages; levels, integers, counts
 - `errors`: base classes of errors with a text for the user; exit codes of commands and attempts
 - `paths`: conf/, templates/, the user's folders; the command name shown in hints; starting a module as a process
-- `structs`: base class of small immutable classes, which costs nothing at the start
+- `fast_dataclasses`: base class of small immutable classes, which costs nothing at the start
 - `units`: parsing of wall times, sizes and ranges that users write
 - `formatting`: text for people: numbers, names, what a terminal must not execute, and a line of the log
 - `processes`: processes of this machine: finding, signalling and killing them; limits of open files

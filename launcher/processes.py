@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from launcher.structs import Struct
+from launcher.fast_dataclasses import Struct
 
 
 class Process(Struct):

@@ -18,9 +18,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from launcher.errors import ConfigError, near, program
+from launcher.fast_dataclasses import Struct
 from launcher.files import run_files
 from launcher.files.run_files import digest_of
-from launcher.structs import Struct
 
 AUTO = "auto"
 BUNDLED = "part of the launcher"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from launcher.errors import ConfigError
-from launcher.structs import Struct
+from launcher.fast_dataclasses import Struct
 
 if TYPE_CHECKING:
     from launcher.config.schema import FSDPLm

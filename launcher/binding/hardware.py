@@ -14,8 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from launcher.failures.codes import Unbound
+from launcher.fast_dataclasses import Struct
 from launcher.formatting import plural
-from launcher.structs import Struct
 from launcher.units import parse_ranges
 
 CPUS = "/sys/devices/system/cpu"

@@ -10,8 +10,8 @@ from launcher.binding import hardware
 from launcher.binding.hardware import CPUS, Core, Gpu, Nic, Node, no_topology
 from launcher.errors import NO_RETRY, ConfigError, LauncherError, near
 from launcher.failures.codes import Unbound
+from launcher.fast_dataclasses import Struct
 from launcher.formatting import plural, ranges
-from launcher.structs import Struct
 from launcher.units import parse_ranges
 
 AUTO, NONE, SOCKET, NUMA, CORE, MAP = KINDS = ("auto", "none", "socket", "numa", "core", "map")

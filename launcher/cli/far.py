@@ -36,7 +36,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
-from launcher import __version__, bounds
+from launcher import __version__, size_limits
 from launcher.environment.repository import FILE, LINK, PROGRAM, SENT, CodeFile, digest_of, sent_folder
 from launcher.errors import BAD_INPUT, FAILED, ConfigError, LauncherError, RunError
 from launcher.files.shared_files import explain
@@ -295,7 +295,7 @@ def receive(facts: Mapping[str, Any], digest: str, fetch: Callable[[Sequence[str
         for name, file in files.items():
             _make(tree / name, file, store, here)
         text = json.dumps({"digest": digest, "commit": facts.get("commit"), "files": files})
-        if len(text) > bounds.CODE_LIST_BYTES:
+        if len(text) > size_limits.CODE_LIST_BYTES:
             raise RunError(f"the list of the code's {len(files)} files has {len(text):,} bytes: send fewer (`exclude`)")
         (tree / SENT).write_text(text)
         folder = base / digest

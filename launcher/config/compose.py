@@ -24,8 +24,8 @@ from launcher.config.keys import WORKLOADS, all_keys, of_other_schedulers
 from launcher.config.scheduler_table import cluster_class, schedulers_with
 from launcher.config.schema import Config, Env, Launch, SchedulerSettings
 from launcher.errors import ConfigError, near
+from launcher.fast_dataclasses import Struct
 from launcher.paths import default_runs_dir, resource
-from launcher.structs import Struct
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from launcher.config import schema
 from launcher.config.overrides import key_of, quoted
 from launcher.config.scheduler_table import OURS, names, scheduler_of, schedulers_with, settings_class
 from launcher.errors import ConfigError
-from launcher.structs import Struct
+from launcher.fast_dataclasses import Struct
 
 OWN_ARGUMENTS = ("workload.kwargs", "workload.flags", "workload.overrides")
 OF_CLUSTER = ("directives", "environment", "rank_environment", "expects", "chunk", "resources")

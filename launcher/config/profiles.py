@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from launcher.errors import ConfigError, RunError, near
+from launcher.fast_dataclasses import Struct
 from launcher.files import run_files
 from launcher.paths import resource, user_config_dir
-from launcher.structs import Struct
 
 SCHEMA = "/hydra/schema/cluster"  # base profiles (slurm, pbs, ...) start from it, and other profiles from those
 

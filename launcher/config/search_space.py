@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
-from launcher.structs import Struct
+from launcher.fast_dataclasses import Struct
 
 
 class Method(Enum):

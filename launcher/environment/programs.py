@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from launcher.config import overrides
 from launcher.config.schema import Function, Program
 from launcher.errors import ConfigError, near
+from launcher.fast_dataclasses import Struct
 from launcher.paths import absolute
 from launcher.plan.build import is_executable, options, with_options, words
-from launcher.structs import Struct
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec

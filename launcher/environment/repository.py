@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from launcher import bounds
+from launcher import size_limits
 from launcher.errors import ConfigError, RunError
+from launcher.fast_dataclasses import Struct
 from launcher.files import run_files
 from launcher.files.shared_files import NOT_ON_PATH
 from launcher.formatting import format_size, plural, rough_size
 from launcher.paths import user_cache_dir
-from launcher.structs import Struct
 
 SNAPSHOT = "env.snapshot=true"
 SHOWN = 5  # files that are named when a copy is too large
@@ -80,7 +80,7 @@ def sent_tree(folder: str) -> SentTree | None:
         return None
     root = Path(trees, os.path.relpath(here, trees).partition(os.sep)[0])
     try:
-        facts: dict[str, Any] = json.loads(run_files.read_whole(root / SENT, bounds.CODE_LIST_BYTES))
+        facts: dict[str, Any] = json.loads(run_files.read_whole(root / SENT, size_limits.CODE_LIST_BYTES))
         files = {name: entry[1] for name, entry in facts["files"].items()}
         return SentTree(Tree(root, {**files, SENT: 0}), facts["digest"], facts["commit"])
     except (OSError, ValueError, KeyError) as error:

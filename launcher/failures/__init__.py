@@ -1,4 +1,4 @@
-"""Failure codes, and the patterns that recognise a failure in a log. Imports `structs` alone of the launcher.
+"""Failure codes, and the patterns that recognise a failure in a log. Imports `fast_dataclasses` alone of the launcher.
 
 - `codes`: codes of failures, stops and decisions, for programs; kinds of ends, as in `post-mortem`
 - `messages`: the words for an event (failure, stop, round, restored state) that has no message of its writer

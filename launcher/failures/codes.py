@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from launcher.structs import Open
+from launcher.fast_dataclasses import Open
 
 
 class Code(str, Enum):

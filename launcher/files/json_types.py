@@ -12,8 +12,8 @@ from enum import Enum
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from launcher import bounds
-from launcher.structs import REQUIRED, Struct
+from launcher import size_limits
+from launcher.fast_dataclasses import REQUIRED, Struct
 
 LATEST = 32_503_680_000.0  # seconds since the epoch: the year 3000; an event with a later time is damaged
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list",
@@ -34,7 +34,11 @@ def misfit(value: Any, kind: Any, name: str) -> str | None:
 def _misfit(value: Any, kind: Any, name: str) -> str | None:
     if kind is Any:
         return None
-    if type(value) is int and kind in (int, float) and not -bounds.FIELD_INTEGERS < value < bounds.FIELD_INTEGERS:
+    if (
+        type(value) is int
+        and kind in (int, float)
+        and not -size_limits.FIELD_INTEGERS < value < size_limits.FIELD_INTEGERS
+    ):
         return f"{name} is an integer of more than 64 bits"
     if kind is float:
         fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
@@ -94,7 +98,7 @@ def _fits(kind: Any) -> Callable[[Any], bool]:
     if kind is Any:
         return lambda value: True
     if kind is int:
-        return lambda value: type(value) is int and -bounds.FIELD_INTEGERS < value < bounds.FIELD_INTEGERS
+        return lambda value: type(value) is int and -size_limits.FIELD_INTEGERS < value < size_limits.FIELD_INTEGERS
     if kind is float:
         whole = _fits(int)
         return lambda value: math.isfinite(value) if type(value) is float else whole(value)

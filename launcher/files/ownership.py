@@ -33,10 +33,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.errors import ConfigError, RunError
+from launcher.fast_dataclasses import Struct
 from launcher.files import run_files, writers
 from launcher.files.shared_files import retry_read, unwrap
 from launcher.paths import user_config_dir
-from launcher.structs import Struct
 
 TRUSTED_FOLDERS = "LAUNCHER_TRUSTED_FOLDERS"  # variable; several folders have `:` in between
 # O_PATH: a folder on the way may not be readable. Only Linux has it; elsewhere such a folder is unavailable

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from launcher.errors import ConfigError, RunError, UnavailableError
+from launcher.fast_dataclasses import Struct
 from launcher.files import run_files
-from launcher.structs import Struct
 
 T = TypeVar("T")
 S = TypeVar("S")

@@ -23,6 +23,7 @@ from typing import NoReturn, TypeVar
 from launcher import processes
 from launcher.errors import DONE, NO_RETRY, RESUME, RunError, UnavailableError
 from launcher.failures.codes import FaultCode, NextReason, StopReason
+from launcher.fast_dataclasses import Struct, replace
 from launcher.files import shared_files
 from launcher.files.json_types import from_json, misfit
 from launcher.files.shared_files import Ok, Unavailable, exists, is_transient, list_names, read_json, read_text, unwrap
@@ -30,7 +31,6 @@ from launcher.runs import event_files
 from launcher.runs.events import Ended, Event, Fault, SetupFailed, Started, Stays, Stop, StopRequested, every
 from launcher.runs.job_file import FunctionFile, JobFile, ends_in, parse_exports, uptime
 from launcher.runs.lease import LeaseLost, RaceLost, RunLease, held, require, require_not_lost, win
-from launcher.structs import Struct, replace
 
 J = TypeVar("J", bound=Struct)
 HERE = 10  # exit code of `requeue` (the run goes on in this job), and of `wait_for_others` (in another one)

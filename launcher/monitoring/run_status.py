@@ -61,6 +61,7 @@ from typing import TypeVar
 from launcher import errors
 from launcher.environment import secrets
 from launcher.errors import LauncherError, RunError, UnavailableError
+from launcher.fast_dataclasses import Struct
 from launcher.files import ownership
 from launcher.files.shared_files import exists, is_transient, unwrap
 from launcher.formatting import log_line
@@ -75,7 +76,6 @@ from launcher.runs.sweep_directory import Sweep, sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, JobState, Queries, QueryError, SchedulerJob, state_text
 from launcher.schedulers.job_cache import QUICKEST, JobSnapshot, SharedSnapshot, interval, take_snapshot
-from launcher.structs import Struct
 
 SCHEDULER_INTERVAL = QUICKEST  # shortest time for which a scheduler's reply is fresh, in seconds
 QUERY_TIMEOUT = 10.0  # seconds for a query about states; submissions wait longer (cluster.submit_timeout)

@@ -13,19 +13,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 
-from launcher import bounds, redaction
+from launcher import redaction, size_limits
 from launcher.binding import masks as binding
 from launcher.config import schema
 from launcher.config.overrides import key_of, quoted, texts
 from launcher.config.schema import Backend, Config, Form, LaunchMode, ResumeHow, Runtime
 from launcher.errors import ConfigError, near
+from launcher.fast_dataclasses import Struct
 from launcher.files.json_types import as_json
 from launcher.formatting import plural
 from launcher.paths import LONGEST_NAME
 from launcher.plan import plan as plans
 from launcher.plan.plan import CONTROL, NIC, JobPlan, keys_of, texts_in
 from launcher.redaction import without_password
-from launcher.structs import Struct
 from launcher.units import parse_memory, parse_time
 
 S = TypeVar("S", bound=Struct)
@@ -361,7 +361,7 @@ def refuse_unusable(prefix: str, section: Any) -> None:
             if not (0 < value < math.inf if form is Form.positive else value >= least):  # nan is refused too
                 most = "above 0" if form is Form.positive else f"{least} or more"
                 raise ConfigError(f"{key}={value:g}: it must be {most}", key=key)
-            if isinstance(value, int) and value >= bounds.FIELD_INTEGERS:
+            if isinstance(value, int) and value >= size_limits.FIELD_INTEGERS:
                 raise ConfigError(f"{key}={value}: it is too large", key=key)
         elif value == "" != each.default and str(each.type).startswith("str"):
             raise ConfigError(f"{key} is empty: give it a value, or leave it out", key=key)

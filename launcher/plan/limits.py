@@ -11,9 +11,9 @@ from launcher.binding import masks
 from launcher.config.scheduler_table import settings_class
 from launcher.config.schema import Cluster, Device, Limits, Pool, ResumeHow, SchedulerSettings
 from launcher.errors import ConfigError
+from launcher.fast_dataclasses import Struct
 from launcher.formatting import exact_time, format_size, format_time, number, plural
 from launcher.plan.plan import JobPlan
-from launcher.structs import Struct
 from launcher.units import parse_memory, parse_time
 
 if TYPE_CHECKING:

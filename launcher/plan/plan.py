@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from launcher.config.scheduler_table import settings_class
 from launcher.config.schema import LaunchMode, SchedulerSettings
 from launcher.errors import ConfigError
+from launcher.fast_dataclasses import Open, Struct
 from launcher.files.json_types import as_json, from_json, misfit
-from launcher.structs import Open, Struct
 
 S = TypeVar("S", bound=SchedulerSettings)
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")  # control characters but the tab; line breaks

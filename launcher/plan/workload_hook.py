@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from launcher.errors import ConfigError, LauncherError
+from launcher.fast_dataclasses import Struct
 from launcher.paths import resource, user_config_dir
-from launcher.structs import Struct
 
 if TYPE_CHECKING:
     from launcher.config.schema import Config, Workload

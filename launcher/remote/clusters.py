@@ -15,14 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher import bounds
+from launcher import size_limits
 from launcher.config.overrides import key_of
 from launcher.config.profiles import default, own_folder
 from launcher.errors import ConfigError, LauncherError, near
+from launcher.fast_dataclasses import Struct
 from launcher.files import run_files
 from launcher.files.json_types import misfit
 from launcher.paths import default_runs_dir, user_data_dir
-from launcher.structs import Struct
 
 TIMEOUT = 10.0  # seconds for an answer to `status` where the profile has no `timeout`
 COMMAND = ".local/share/launcher/there/launcher"  # what `site init --ssh` installs, from the home folder there
@@ -127,9 +127,9 @@ def note(cluster: RemoteCluster, run_id: str, *, gone: bool = False) -> None:
 
 
 def noted(cluster: RemoteCluster) -> dict[str, float]:
-    """Returns the runs and sweeps that were submitted from here, the newest bounds.REMOTE_RUNS_BYTES, with the time."""
+    """Returns runs and sweeps that were submitted from here, the newest size_limits.REMOTE_RUNS_BYTES, with the time."""
     found: dict[str, float] = {}
-    for entry in run_files.json_lines(cluster.folder / "runs.jsonl", bounds.REMOTE_RUNS_BYTES):
+    for entry in run_files.json_lines(cluster.folder / "runs.jsonl", size_limits.REMOTE_RUNS_BYTES):
         with contextlib.suppress(ValueError, KeyError, TypeError):
             found[str(entry["run"])] = float(entry["time"])
     return {run: when for run, when in found.items() if when}
@@ -146,7 +146,7 @@ def save_seen(cluster: RemoteCluster, rows: Sequence[Mapping[str, Any]]) -> None
 def last_seen(cluster: RemoteCluster) -> tuple[float | None, list[Mapping[str, Any]]]:
     """Returns when `status` was answered last, in seconds since the epoch, and its rows; None: never."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        data = json.loads(run_files.read_whole(cluster.folder / "status.json", bounds.QUERY_BYTES))
+        data = json.loads(run_files.read_whole(cluster.folder / "status.json", size_limits.QUERY_BYTES))
         return float(data["time"]), [row for row in data["rows"] if isinstance(row.get("run"), str)]
     return None, []
 

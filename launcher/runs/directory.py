@@ -47,11 +47,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import bounds
+from launcher import size_limits
 from launcher.config.schema import ResumeHow
 from launcher.errors import NO_RETRY, RESUME, ConfigError, RunError, UnavailableError
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode
+from launcher.fast_dataclasses import Struct, replace
 from launcher.files import ownership, run_files
 from launcher.files.json_types import misfit
 from launcher.files.shared_files import (
@@ -70,7 +71,6 @@ from launcher.files.shared_files import (
 from launcher.formatting import log_line
 from launcher.runs import event_files, live_index
 from launcher.runs.events import Bound, Event, Fault, Submitting
-from launcher.structs import Struct, replace
 
 FORMAT = 5  # version of the run directory's format; a launcher reads only its own
 # Fields of a record and their types, except for `plan`, whose fields are those of JobPlan.
@@ -182,7 +182,7 @@ class Run(Struct):
         from launcher.plan.plan import plan_misfit
 
         try:
-            text = run_files.json_text(record_of(plan, config, facts), bounds.RECORD_BYTES, lines=sync)
+            text = run_files.json_text(record_of(plan, config, facts), size_limits.RECORD_BYTES, lines=sync)
             wrong = plan_misfit(json.loads(text)["plan"])
         except ValueError as error:
             wrong = str(error)
@@ -223,7 +223,7 @@ class Run(Struct):
 
     def write_result(self, metrics: Mapping[str, Any]) -> list[str]:
         """Writes the run's metrics. Returns the name of each that is left out since it could not be read, and why."""
-        text, left = run_files.json_that_fits(metrics, bounds.RESULT_BYTES)
+        text, left = run_files.json_that_fits(metrics, size_limits.RESULT_BYTES)
         self._write("result.json", text)
         return left
 
@@ -296,7 +296,7 @@ class Run(Struct):
 
     def result(self) -> dict[str, Any] | None:
         """Returns the final metrics of rank 0 (result.json); None: the run has written none, or the file is damaged."""
-        found = read_json(self.path / "result.json", bounds.RESULT_BYTES)
+        found = read_json(self.path / "result.json", size_limits.RESULT_BYTES)
         if isinstance(found, Wrong):
             return None
         metrics = unwrap(found)
@@ -438,7 +438,7 @@ def problems(run: Run, *, whole: bool = False) -> list[str]:
     """
     found: list[str] = []
     for path in (f"{run.path}/result.json", f"{run.path}/results.json"):
-        found += _wrong(read_json(path, bounds.RESULT_BYTES))
+        found += _wrong(read_json(path, size_limits.RESULT_BYTES))
     for output in run.outputs():
         found += _wrong(retry_read(partial(_require_regular, output), output))
     found += _wrong_lines(f"{run.path}/journal.jsonl")

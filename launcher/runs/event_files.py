@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher import bounds
+from launcher import size_limits
 from launcher.files import run_files
 from launcher.files.json_types import LATEST, misfit
 from launcher.files.shared_files import retry_read, unwrap
@@ -33,7 +33,7 @@ def append(path: Path, event: Event, *, sync: bool = False) -> None:
 
     Raises TypeError (what is no JSON) or ValueError (the event exceeds a bound of events or of JSON).
     """
-    run_files.append(path, run_files.json_text(entry(event), bounds.EVENT_BYTES, lines=False) + "\n", sync=sync)
+    run_files.append(path, run_files.json_text(entry(event), size_limits.EVENT_BYTES, lines=False) + "\n", sync=sync)
 
 
 def entry(event: Event) -> dict[str, Any]:
@@ -46,12 +46,12 @@ def read(
 ) -> Iterator[dict[str, Any]]:
     """Yields the events of one file as dicts. Invalid lines, and a last line still being written, are left out.
 
-    Of a file with more than bounds.EVENTS_BYTES bytes or EVENTS_LINES lines, it reads a part: events that are evenly
+    Of a file with more than size_limits.EVENTS_BYTES or EVENTS_LINES, it reads a part: events that are evenly
     apart, the first and the last ones among them. without: a kind of events to leave out.
     Raises RunError: the path is not a regular file.
     """
     pieces = unwrap(retry_read(lambda: _pieces(path), path, retry_seconds=retry_seconds))
-    lines = [line for line in _lines(pieces or ()) if 0 < len(line) <= bounds.EVENT_BYTES]
+    lines = [line for line in _lines(pieces or ()) if 0 < len(line) <= size_limits.EVENT_BYTES]
     if without is not None:
         kind = f'"event": "{without.event}"'.encode()
         lines = [line for line in lines if line.find(kind, 0, _KIND_BYTES) < 0]
@@ -67,19 +67,19 @@ def read_on(path: Path | str, offset: int) -> tuple[list[dict[str, Any]], int]:
 
     Raises RunError: the path is not a regular file.
     """
-    most = bounds.EVENTS_BYTES
+    most = size_limits.EVENTS_BYTES
     found = unwrap(retry_read(lambda: run_files.read_range(path, offset, offset + most, most), path))
     if found is None:
         return [], offset
     data, start = found
     end = data.rfind(b"\n") + 1 or len(data) // most * most  # that is no event
-    lines = [line for line in data[:end].split(b"\n") if 0 < len(line) <= bounds.EVENT_BYTES]
+    lines = [line for line in data[:end].split(b"\n") if 0 < len(line) <= size_limits.EVENT_BYTES]
     return [entry for entry in map(_parsed, lines) if _misfit(entry) is None], start + end
 
 
 def problems(path: Path | str, *, ends: bool = False) -> list[str]:
     """Returns a message for each invalid line but the last, which may grow; `ends`: of a long file's ends only."""
-    for checked in (_CHECKED_BYTES, 2 * bounds.EVENT_BYTES):  # more if a line is longer
+    for checked in (_CHECKED_BYTES, 2 * size_limits.EVENT_BYTES):  # more if a line is longer
         pieces = unwrap(retry_read(
             lambda: run_files.read_ends(path, checked, checked) if ends else _pieces(path), path  # noqa: B023
         ))  # fmt: skip
@@ -88,11 +88,11 @@ def problems(path: Path | str, *, ends: bool = False) -> list[str]:
     found = []
     for part, piece in enumerate(pieces or ()):
         lines = piece.split(b"\n")
-        lines = lines[part and ends : -1] if len(lines) > 1 or len(piece) <= bounds.EVENT_BYTES else lines
+        lines = lines[part and ends : -1] if len(lines) > 1 or len(piece) <= size_limits.EVENT_BYTES else lines
         for number, line in enumerate(lines, 1):
             why = None
-            if len(line) > bounds.EVENT_BYTES:
-                why = f"it has more than {long_size(bounds.EVENT_BYTES)}"
+            if len(line) > size_limits.EVENT_BYTES:
+                why = f"it has more than {long_size(size_limits.EVENT_BYTES)}"
             elif line:
                 why = _misfit(_parsed(line))
             if why is not None:
@@ -114,7 +114,7 @@ def first_and_last(path: Path | str) -> list[dict[str, Any]]:
 def _ends(path: Path | str, series: Sequence[bytes]) -> list[dict[str, Any]]:
     def found() -> list[dict[str, Any]]:
         with run_files.open_regular(path) as file:
-            size, most = os.fstat(file.fileno()).st_size, 2 * (bounds.EVENT_BYTES + 1)
+            size, most = os.fstat(file.fileno()).st_size, 2 * (size_limits.EVENT_BYTES + 1)
             length = _END_BYTES
             while True:  # until the lines are read, however long they are
                 file.seek(0)
@@ -141,7 +141,7 @@ def _ends(path: Path | str, series: Sequence[bytes]) -> list[dict[str, Any]]:
 
 def _pieces(path: Path | str) -> list[bytes]:
     with run_files.open_regular(path) as file:
-        size, most = os.fstat(file.fileno()).st_size, bounds.EVENTS_BYTES
+        size, most = os.fstat(file.fileno()).st_size, size_limits.EVENTS_BYTES
         if size <= most:
             return [file.read(size)]
         count = max(2, min(_PIECES, most // _PIECE_BYTES))
@@ -149,7 +149,7 @@ def _pieces(path: Path | str) -> list[bytes]:
         after = 0
         for number in range(count):
             last = number == count - 1
-            for length in (most // count, 2 * bounds.EVENT_BYTES):  # more if that has no whole line
+            for length in (most // count, 2 * size_limits.EVENT_BYTES):  # more if that has no whole line
                 begin = max(after, size - length if last else number * size // count)
                 file.seek(begin)
                 data = file.read(length)
@@ -157,14 +157,14 @@ def _pieces(path: Path | str) -> list[bytes]:
                     break
             first = data.find(b"\n") + 1 if begin > after else 0
             after = begin + (stop := data.rfind(b"\n") + 1)
-            pieces.append(data[first:stop] if stop or pieces else data[: bounds.EVENT_BYTES + 1])
+            pieces.append(data[first:stop] if stop or pieces else data[: size_limits.EVENT_BYTES + 1])
         return pieces
 
 
 def _lines(pieces: Sequence[bytes]) -> list[bytes]:
     lines: list[bytes] = []
     for piece in pieces:
-        most = bounds.EVENTS_LINES // len(pieces)
+        most = size_limits.EVENTS_LINES // len(pieces)
         if piece.count(b"\n") <= most:
             lines += piece.split(b"\n")
             continue

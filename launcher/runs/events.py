@@ -12,8 +12,8 @@ from typing import Any, ClassVar, TypeVar
 
 from launcher.failures import codes
 from launcher.failures.codes import Unbound
+from launcher.fast_dataclasses import Open, dataclass_transform
 from launcher.files.json_types import as_json, from_json
-from launcher.structs import Open, dataclass_transform
 
 TYPES: dict[str, type[Event]] = {}  # class of each kind of event
 E_ = TypeVar("E_", bound="Event")

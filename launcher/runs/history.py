@@ -9,7 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from launcher import bounds, errors
+from launcher import errors, size_limits
+from launcher.fast_dataclasses import Struct
 from launcher.files import run_files
 from launcher.files.shared_files import retry_read, unwrap
 from launcher.formatting import ranges
@@ -18,7 +19,6 @@ from launcher.runs import event_files
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.sweep_directory import RECORD, Sweep, element_id, sweep_of
-from launcher.structs import Struct
 
 
 def journal_events(run: Run) -> list[dict[str, Any]]:
@@ -243,12 +243,12 @@ def add_failures(run_dir: Path, cluster: str, failures: int, node_seconds: float
 
 
 def experience(run_dir: Path, cluster: str, *, memory: bool = False) -> Experience:
-    """Returns what the last rounds on this cluster have seen (the end of the file, bounds.FAILURE_LOG_BYTES).
+    """Returns what the last rounds on this cluster have seen (the end of the file, size_limits.FAILURE_LOG_BYTES).
 
     memory: whether failures that copies in memory have made good are left out.
     """
     failures, node_seconds = 0, 0.0
-    for seen in run_files.json_lines(failures_file(run_dir), bounds.FAILURE_LOG_BYTES):
+    for seen in run_files.json_lines(failures_file(run_dir), size_limits.FAILURE_LOG_BYTES):
         numbers: list[Any] = [seen.get(name, 0) for name in ("failures", "node_seconds", "absorbed")]
         if seen.get("cluster") == cluster and all(type(each) is int and each >= 0 for each in numbers):
             failures, node_seconds = failures + numbers[0] - memory * numbers[2], node_seconds + numbers[1]

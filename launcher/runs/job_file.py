@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.structs import Open, Struct
+from launcher.fast_dataclasses import Open, Struct
 
 NAME, AFTER = "job.json", "after.sh"  # names in the run directory
 

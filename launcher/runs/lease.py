@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import IO
 
 from launcher.errors import RunError, UnavailableError
+from launcher.fast_dataclasses import Struct
 from launcher.files import run_files, shared_files
 from launcher.files.shared_files import Ok, Unavailable, Wrong, backoff, is_transient, read_text, retry_read, unwrap
 from launcher.processes import Process, namespace
 from launcher.runs.job_file import LeaseTimes
-from launcher.structs import Struct
 
 # -- Locks of the kernel (flock)
 #

@@ -14,14 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher import bounds
+from launcher import size_limits
 from launcher.errors import UnavailableError
+from launcher.fast_dataclasses import Struct
 from launcher.files import run_files
 from launcher.files.shared_files import explain, is_transient, retry_read, unwrap
 from launcher.runs import event_files
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Started, first
-from launcher.structs import Struct
 
 LONGEST_STATE = 1 << 12  # bytes that are kept of a state: more than a line of any terminal has
 END = re.compile(rb"(\r?\n|\r(?!\n))")
@@ -204,7 +204,7 @@ def read(path: Path, begin: int, end: int | None, *, last: bool) -> Iterator[byt
                 return
             begin += len(block)
             whole = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
-            if not whole and len(rest) + len(block) >= bounds.OUTPUT_LINE_BYTES:
+            if not whole and len(rest) + len(block) >= size_limits.OUTPUT_LINE_BYTES:
                 whole = len(block)
             if whole:
                 yield rest + block[:whole]
@@ -231,7 +231,7 @@ def start_of_last(
                 data = file.read(position - start) + tail
                 position = start
                 whole = 0 if start == begin else data.find(b"\n") + 1
-                if start > begin and not whole and len(data) < bounds.OUTPUT_LINE_BYTES:
+                if start > begin and not whole and len(data) < size_limits.OUTPUT_LINE_BYTES:
                     tail = data
                     continue
                 lines = (match for match in wanted.finditer(data, whole) if not match[0].endswith(b"\r"))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from launcher.config.scheduler_table import load
 from launcher.errors import LauncherError
 from launcher.failures.codes import NextReason
+from launcher.fast_dataclasses import Struct
 from launcher.schedulers.job_environment import Scrubbed
-from launcher.structs import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
+from launcher.fast_dataclasses import Struct
 from launcher.files import run_files
 from launcher.files.run_files import write
 from launcher.paths import user_cache_dir
 from launcher.schedulers import registry
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
-from launcher.structs import Struct
 
 FORMAT = 4
 QUICKEST, SLOWEST = 2.0, 60.0  # minimum and maximum seconds for which a result is fresh

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from launcher.config.scheduler_table import OURS
-from launcher.structs import Struct
+from launcher.fast_dataclasses import Struct
 
 # Prefixes of schedulers' variables, and MPI's variables. Those of another job would contradict those of the new job.
 OF_SCHEDULERS = tuple(prefix for place in OURS.values() for prefix in place.prefixes)

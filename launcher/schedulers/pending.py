@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from launcher.failures.codes import Code
+from launcher.fast_dataclasses import Struct
 from launcher.plan.plan import JobPlan
 from launcher.runs.events import Awaited
 from launcher.schedulers.base import QueryError, QueryTimeout
-from launcher.structs import Struct
 from launcher.units import parse_local_time, parse_size
 
 CLEARLY = 60.0  # minimum seconds that a change must save to be shown

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from launcher.config.schema import ResumeHow
 from launcher.errors import ConfigError
+from launcher.fast_dataclasses import Struct
 from launcher.files import shared_files
 from launcher.files.shared_files import exists, unwrap
 from launcher.redaction import without_secrets
@@ -25,7 +26,6 @@ from launcher.schedulers.base import FolderQueue, in_folder
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
 from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, SubmitCommand
 from launcher.schedulers.templates import require_plain
-from launcher.structs import Struct
 
 if TYPE_CHECKING:
     from launcher.plan.plan import JobPlan

@@ -12,10 +12,10 @@ from typing import Any, ClassVar, TypeVar
 
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError, near
+from launcher.fast_dataclasses import Struct
 from launcher.formatting import format_size, format_time
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError, Scheduler
-from launcher.structs import Struct
 from launcher.units import parse_memory, parse_time
 
 PLAIN = re.compile(r"[A-Za-z_][\w.+/-]*")

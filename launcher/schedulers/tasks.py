@@ -15,12 +15,12 @@ from typing import Protocol
 
 from launcher import errors
 from launcher.errors import ConfigError
+from launcher.fast_dataclasses import Struct
 from launcher.files.shared_files import Ok, exists
 from launcher.paths import own_module
 from launcher.runs.directory import Events, current_attempt
 from launcher.runs.events import StopRequested
 from launcher.schedulers import registry, topology
-from launcher.structs import Struct
 
 STRAGGLERS = 60.0  # seconds after the end of the run in which tasks end by themselves
 

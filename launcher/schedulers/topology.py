@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from launcher import bounds
+from launcher import size_limits
 from launcher.errors import RunError
+from launcher.fast_dataclasses import Struct
 from launcher.formatting import long_size
-from launcher.structs import Struct
 
 # -- Node lists: Slurm's (`rack[1-2]n[01-04,7]`) without scontrol, PBS node files, the variable LAUNCHER_HOSTS
 
@@ -68,14 +68,14 @@ def hosts_of(node_file: str) -> dict[str, int]:
 
 
 def variable(hosts: Sequence[str]) -> dict[str, str]:
-    """Returns LAUNCHER_HOSTS, compressed above bounds.HOSTS_BYTES; raises RunError if the kernel takes no such size."""
+    """Returns LAUNCHER_HOSTS, compressed above size_limits.HOSTS_BYTES; RunError: the kernel takes no such size."""
     text = ",".join(hosts)
-    if len(text) > bounds.HOSTS_BYTES:
+    if len(text) > size_limits.HOSTS_BYTES:
         text = COMPRESSED + base64.b64encode(zlib.compress(text.encode(), 9)).decode()
-        if len(text) + len(f"{VARIABLE}=") > bounds.VARIABLE_BYTES:
+        if len(text) + len(f"{VARIABLE}=") > size_limits.VARIABLE_BYTES:
             raise RunError(
                 f"the names of {len(hosts):,} hosts take {long_size(len(text))}, and an environment variable has at "
-                f"most {long_size(bounds.VARIABLE_BYTES)}: use fewer nodes"
+                f"most {long_size(size_limits.VARIABLE_BYTES)}: use fewer nodes"
             )
     return {VARIABLE: text}
 

@@ -28,7 +28,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import FrozenTrial, create_trial
 
-from launcher import bounds
+from launcher import size_limits
 from launcher.config import search_space
 from launcher.config.search_space import Dimension, Method
 from launcher.errors import RunError, UnavailableError
@@ -122,16 +122,16 @@ class JournalBackend(BaseJournalBackend):
     def _rest(self) -> bytes:
         with open_regular(self._path) as file:
             file.seek(self._offset)
-            return file.read(bounds.SEARCH_BYTES)
+            return file.read(size_limits.SEARCH_BYTES)
 
     def _write(self) -> None:
         if not self._pending:
             return
         lines = [json.dumps(each, separators=(",", ":")).encode() for each in self._pending]
-        if (longest := max(map(len, lines))) > bounds.SEARCH_LINE_BYTES:
+        if (longest := max(map(len, lines))) > size_limits.SEARCH_LINE_BYTES:
             raise RunError(
                 f"a line of {self._path} would have {long_size(longest)}, and no more than "
-                f"{long_size(bounds.SEARCH_LINE_BYTES)} are read: give the keys fewer choices"
+                f"{long_size(size_limits.SEARCH_LINE_BYTES)} are read: give the keys fewer choices"
             )
         data = b"\n".join(lines) + b"\n"
         with open_to_append(self._path) as descriptor, naming(self._path):
@@ -139,10 +139,10 @@ class JournalBackend(BaseJournalBackend):
             if b"\n" in os.pread(descriptor, max(0, size - self._offset), self._offset):
                 raise self._lock_lost()
             before = b"" if not size or os.pread(descriptor, 1, size - 1) == b"\n" else b"\n"
-            if size + len(before + data) > bounds.SEARCH_BYTES:
+            if size + len(before + data) > size_limits.SEARCH_BYTES:
                 raise RunError(
-                    f"{self._path} has {long_size(size)}, and no more than {long_size(bounds.SEARCH_BYTES)} are read: "
-                    "continue with another search (sweep.id)"
+                    f"{self._path} has {long_size(size)}, and no more than {long_size(size_limits.SEARCH_BYTES)} are "
+                    "read: continue with another search (sweep.id)"
                 )
             write_all(descriptor, before + data, sync=True)
         # Only this process's records are new in the file, because it held the lock, and it has read them already.
@@ -439,7 +439,7 @@ class SearchPoints:
             Run.create(run.path)
             record = record_of(self._template, f"{self._sweep.id}/{number}", overrides)
             record["token"] = token_of(record["plan"]["run_dir"])
-            text = run_files.json_text(record, bounds.RECORD_BYTES, lines=False)
+            text = run_files.json_text(record, size_limits.RECORD_BYTES, lines=False)
             run_files.write(run.path / "record.json", text, sync=False)
         return run
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import ConfigError, RunError, near
+from launcher.fast_dataclasses import Struct
 from launcher.files import ownership, run_files
 from launcher.files.shared_files import list_names, read_text, unwrap
 from launcher.monitoring import sweep_status
@@ -31,7 +32,6 @@ from launcher.runs.history import read_history
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError
-from launcher.structs import Struct
 
 CONDITIONS = ("ok", "any", "failed")
 FOLLOWERS = "followers"  # folder in a run or sweep: a file for each run that depends on it, with that run's directory

@@ -18,6 +18,7 @@ from launcher.config.schema import ResumeHow
 from launcher.environment import container_command, programs, secrets
 from launcher.environment.programs import SetupLine
 from launcher.errors import ConfigError, near
+from launcher.fast_dataclasses import Struct
 from launcher.files import run_files
 from launcher.files.json_types import as_json
 from launcher.files.shared_files import SEEN
@@ -27,7 +28,6 @@ from launcher.runs import lease
 from launcher.runs.job_file import AFTER, NAME, JobFile, LeaseTimes, SetupLineFields
 from launcher.schedulers import registry, tasks, templates
 from launcher.schedulers.templates import Raw, command, quote, shell_text
-from launcher.structs import Struct
 
 if TYPE_CHECKING:
     import jinja2

@@ -16,6 +16,7 @@ from launcher.config.overrides import key_of, quoted
 from launcher.environment import secrets, snapshot
 from launcher.environment.repository import sent_tree
 from launcher.errors import ConfigError, RunError, program
+from launcher.fast_dataclasses import Struct
 from launcher.files.ownership import require_own
 from launcher.monitoring.run_status import JobMonitor, RunState, queries, rerun, status_of
 from launcher.plan.limits import pools_by_key
@@ -27,7 +28,6 @@ from launcher.runs.lease import only_submitter
 from launcher.runs.sweep_directory import sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.run_command import SubmissionRefused
-from launcher.structs import Struct
 from launcher.submission import race
 from launcher.submission import submit as submission
 from launcher.submission.dependencies import update_followers

@@ -22,6 +22,7 @@ from launcher.agent import payload
 from launcher.environment import repository, snapshot
 from launcher.environment import secrets as secret
 from launcher.errors import ConfigError, SubmissionError, UnavailableError
+from launcher.fast_dataclasses import Struct
 from launcher.files.shared_files import explain
 from launcher.formatting import clean
 from launcher.paths import default_runs_dir
@@ -34,7 +35,6 @@ from launcher.runs.lease import only_submitter
 from launcher.schedulers import registry
 from launcher.schedulers.base import BY_HAND
 from launcher.schedulers.run_command import SubmissionRefused, submit_after
-from launcher.structs import Struct
 from launcher.submission import dependencies, race, render
 from launcher.submission.prepare import Prepared
 

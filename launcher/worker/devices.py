@@ -15,8 +15,8 @@ import torch
 from launcher import errors
 from launcher.binding import hardware, masks
 from launcher.config.schema import Device, VisibleDevices
+from launcher.fast_dataclasses import Struct
 from launcher.plan.plan import JobPlan
-from launcher.structs import Struct
 
 OWN_CORES = "LAUNCHER_CORES"  # variable: number of cores the agent has bound this rank to; unset if it is not bound
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from launcher.failures.messages import signal_name
+from launcher.fast_dataclasses import Struct
 from launcher.files.shared_files import read_text, unwrap
 from launcher.schedulers.base import AnswerLost, JobExecution, JobOrigin, JobState, QueryError, SchedulerJob
 from launcher.schedulers.pending import Form
 from launcher.schedulers.qsub import TOKEN, QsubCommands
 from launcher.schedulers.run_command import SubmitCommand
-from launcher.structs import Struct
 from launcher.units import parse_size, parse_time, size_or_none
 
 

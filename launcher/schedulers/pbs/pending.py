@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from launcher.fast_dataclasses import Struct
 from launcher.formatting import format_size, plural
 from launcher.plan.plan import JobPlan, settings_of
 from launcher.schedulers import pending
@@ -15,7 +16,6 @@ from launcher.schedulers.pbs import limits, script
 from launcher.schedulers.pbs.client import PBS, PBSNode, QueueFacts, amount, array_of, native_id, queue_facts
 from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.pending import Answers, Explanation, Option, Reason, Waiting, Why
-from launcher.structs import Struct
 
 # -- Explains PBS's comments on pending jobs
 # The comments are those of OpenPBS 23.06 (scheduler/job_info.cpp, fctt; server/job_func.c for holds). Older PBS Pro has

@@ -17,6 +17,7 @@ from launcher import errors, processes, redaction
 from launcher.environment import secrets
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode
+from launcher.fast_dataclasses import Struct
 from launcher.files.shared_files import IN_A_JOB, Ok, Outcome, Unavailable, read_text
 from launcher.redaction import SECRETS
 from launcher.runs import event_files
@@ -28,7 +29,6 @@ from launcher.schedulers.base import QueryError
 from launcher.schedulers.pbs.client import PBS, find
 from launcher.schedulers.tasks import attempt_is_over
 from launcher.schedulers.topology import hosts_of
-from launcher.structs import Struct
 
 # -- One task on a node of the current PBS job, started by pbsdsh: its script, and the process that watches it
 # pbsdsh transfers no environment, output, exit status or signals, so files in the attempt's folder `tasks/` do:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.errors import ConfigError
+from launcher.fast_dataclasses import Struct
 from launcher.formatting import format_hours
 from launcher.plan.plan import JobPlan, settings_of
 from launcher.schedulers import qsub
 from launcher.schedulers.qsub import TOKEN, OptionNames
 from launcher.schedulers.sge.settings import GpuDirective, SGESettings
-from launcher.structs import Struct
 
 # sge_types(1), object_name: no blanks, no @ / : \ * ?, and no digit first.
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]*")

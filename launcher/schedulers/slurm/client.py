@@ -11,11 +11,11 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, ClassVar
 
+from launcher.fast_dataclasses import Struct
 from launcher.schedulers import base
 from launcher.schedulers.base import AnswerLost, JobExecution, JobOrigin, JobState, QueryError, SchedulerJob
 from launcher.schedulers.pending import Form
 from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, SubmitCommand, query, run_submission
-from launcher.structs import Struct
 from launcher.units import parse_local_time, size_or_none, time_or_none
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from launcher.config.scheduler_table import own_settings
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError
+from launcher.fast_dataclasses import Struct
 from launcher.formatting import format_size, format_time, plural
 from launcher.plan.limits import NodeGroup, too_much_for
 from launcher.plan.plan import JobPlan, settings_of
@@ -23,7 +24,6 @@ from launcher.schedulers.site import Finding, Level, ok, problem, worst
 from launcher.schedulers.slurm.client import SACCTMGR, NodeCounts, Slurm, has_accounting, pairs, text_of
 from launcher.schedulers.slurm.script import effective
 from launcher.schedulers.slurm.settings import SlurmSettings
-from launcher.structs import Struct
 from launcher.units import parse_time, time_or_none
 
 SINFO = ("sinfo", "--all", "--noheader", "--noconvert", "--exact", "--format=%P|%l|%s|%D|%c|%m|%G")

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from launcher.fast_dataclasses import Struct
 from launcher.formatting import format_time, plural
 from launcher.plan.plan import JobPlan, settings_of
 from launcher.schedulers import pending
@@ -20,7 +21,6 @@ from launcher.schedulers.slurm import script
 from launcher.schedulers.slurm.client import STATES, NodeCounts, Pending, Reservation, Slurm
 from launcher.schedulers.slurm.limits import Partition, Qos, partition_records, qos_of
 from launcher.schedulers.slurm.settings import SlurmSettings
-from launcher.structs import Struct
 
 # -- Explains Slurm's reason codes of pending jobs
 # The codes are those of slurm.schedmd.com/job_reason_codes.html and of job_state_reason.c (20.11 to 26.05). Codes of

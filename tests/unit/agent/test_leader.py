@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher import bounds
+from launcher import size_limits
 from launcher.agent.failure_detector import LEAVE_TIMEOUT, STACKS, AgentState, RoundLimits
 from launcher.agent.leader import Coordinator
 from launcher.agent.policy import History, NextStep, RoundEnd, RoundFailure, RoundVerdict, judge, may_be_cut_off
@@ -1088,7 +1088,7 @@ def test_messages_and_events_about_32768_ranks_are_within_their_bounds() -> None
     cluster.hello(*range(1, 4096))
     cluster.tick()
     (begin,) = [message for _, message in cluster.coordinator.take_outbox() if message["type"] == "begin"]
-    assert len(encode(begin)) < bounds.MESSAGE_BYTES / 8  # with launch=tasks each rank has an agent
+    assert len(encode(begin)) < size_limits.MESSAGE_BYTES / 8  # with launch=tasks each rank has an agent
     cluster.coordinator.watch(cluster.now)
     for index in range(4096):
         cluster.receive(index, "heartbeat", missing=list(range(8 * index, 8 * index + 8)))
@@ -1098,8 +1098,8 @@ def test_messages_and_events_about_32768_ranks_are_within_their_bounds() -> None
     cluster.tick()
     assert cluster.coordinator.verdict is not None
     fault = cluster.coordinator.verdict.failure.fault
-    assert (fault.code, len(fault.accused)) == (FaultCode.NOT_JOINED, bounds.ACCUSED)
-    assert len(json.dumps(event_files.entry(fault))) < bounds.EVENT_BYTES
+    assert (fault.code, len(fault.accused)) == (FaultCode.NOT_JOINED, size_limits.ACCUSED)
+    assert len(json.dumps(event_files.entry(fault))) < size_limits.EVENT_BYTES
 
 
 # -- spare nodes

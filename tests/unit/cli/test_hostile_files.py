@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from launcher import bounds
+from launcher import size_limits
 from launcher.checkpoint import format as checkpoints
 from launcher.cli import checkpoint, post_mortem, status, why
 from launcher.cli.status import Rows, plain, runs_table
@@ -397,10 +397,10 @@ PLAIN = ["output-8.log", "attempts/1/logs/rank-1.err", "attempts/1/logs/rank-1.o
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that are soon reached."""
-    monkeypatch.setattr(bounds, "EVENTS_BYTES", 1 << 20)
-    monkeypatch.setattr(bounds, "RECORD_BYTES", 1 << 20)
-    monkeypatch.setattr(bounds, "EVENTS_LINES", 1 << 12)
-    monkeypatch.setattr(bounds, "EVENT_BYTES", 1 << 18)
+    monkeypatch.setattr(size_limits, "EVENTS_BYTES", 1 << 20)
+    monkeypatch.setattr(size_limits, "RECORD_BYTES", 1 << 20)
+    monkeypatch.setattr(size_limits, "EVENTS_LINES", 1 << 12)
+    monkeypatch.setattr(size_limits, "EVENT_BYTES", 1 << 18)
 
 
 @pytest.mark.parametrize("make", [eight_gigabytes, many_small, one_line, brackets])

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from launcher import bounds
+from launcher import size_limits
+from launcher.fast_dataclasses import Struct
 from launcher.files import json_types
 from launcher.files.json_types import as_json, from_json, misfit
-from launcher.structs import Struct
 
 
 class Colour(str, Enum):
@@ -45,7 +45,7 @@ KINDS: list[Any] = [
     list[int], tuple[float, ...], tuple[int, str], tuple[Item, ...], Mapping[str, int], Mapping[str, Any],
     dict[str, Item], Mapping[str, tuple[Colour, ...]],
 ]  # fmt: skip
-MOST = bounds.FIELD_INTEGERS
+MOST = size_limits.FIELD_INTEGERS
 VALUES: list[Any] = [
     None, True, 0, MOST - 1, MOST, -MOST, 10**400, 0.5, float("nan"), float("inf"), "", "red", "blue", "pink", [], [1],
     [0.5, 1], [1, "x"], [1, "x", 2], [None], {}, {"a": 1}, {"a": 1, "b": None}, {"a": 1, "c": 2}, {"a": "x"}, {"b": 1},

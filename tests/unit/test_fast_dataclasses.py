@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from launcher.fast_dataclasses import Struct, replace
 from launcher.paths import PACKAGE
-from launcher.structs import Struct, replace
 
 
 class Point(Struct):
