@@ -29,8 +29,8 @@ from launcher import Env
 from launcher.config.schema import Collective
 from launcher.formatting import format_size
 from workloads.collective import Run, Sweep, make_groups
+from workloads.collective_operations import BY_NAME
 from workloads.measurement import slowest
-from workloads.operations import BY_NAME
 
 SIZES = {1024: (20, 150), 2**20: (8, 100), 64 * 2**20: (1, 80)}  # bytes: iterations of a round, and rounds
 OPERATIONS = ("all_reduce", "send_recv")

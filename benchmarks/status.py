@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import ROOT, Result, environment, interleaved, medians, parse, python, report, stand_ins
-from launcher.files.run_files import write
+from launcher.files.safe_io import write
 from launcher.plan.plan import from_dict
 from launcher.runs import event_files
 from launcher.runs import events as kinds

@@ -7,7 +7,7 @@ import io
 import os
 import sys
 
-from launcher.files import writers
+from launcher.files import permission_bits
 
 ABOUT = {"-h", "--help", "--version"}
 IN_FRONT = ("-m", "--multirun", "--yes")  # options without a value; a command may follow them
@@ -50,7 +50,7 @@ def _report_errors(arguments: list[str]) -> int:
         _discard_output()
         return DONE
     except OSError as error:
-        from launcher.files.shared_files import explain
+        from launcher.files.retried_reads import explain
 
         explained = explain(error)
         if explained is None or os.environ.get("HYDRA_FULL_ERROR") == "1":
@@ -95,8 +95,10 @@ def note_on_folder(folder: str = ".") -> str | None:
     user = os.geteuid()
     if found.st_uid in (0, user):
         shared = found.st_mode & 0o022  # otherwise the group's members do not matter
-        group = writers.private_group(user) if shared else -1
-        if not (shared and writers.others(found.st_mode, found.st_gid, group, writers.has_list(folder))):
+        group = permission_bits.private_group(user) if shared else -1
+        if not (
+            shared and permission_bits.others(found.st_mode, found.st_gid, group, permission_bits.has_list(folder))
+        ):
             return None
     return "note: `python -m` imports modules from this folder, to which others can write: type `launcher` here"
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.config.keys import opened
 from launcher.config.overrides import element
 from launcher.errors import ConfigError, UnavailableError
-from launcher.files.ownership import require_own
+from launcher.files.folder_checks import require_own
 from launcher.monitoring.run_status import JobMonitor, RunState, status_of, wait_until_over
 from launcher.paths import GROUPS, default_runs_dir
 from launcher.remote.clusters import locate

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import processes
-from launcher.files import run_files
+from launcher.files import safe_io
 from launcher.paths import own_module
 from launcher.rendezvous.rounds import address_of, free_ports, listen
 from launcher.rendezvous.signed_channel import Channel, ChannelError, Hub, Message
@@ -252,7 +252,7 @@ def send(
     """
     request = AttachRequest(id=secrets.token_hex(8), what=what, rank=rank)
     folder = folder_of(attempt, events.values(request))
-    run_files.make_folder(folder)
+    safe_io.make_folder(folder)
     for name, text in {**{f"member-{place}": "" for place in range(members)}, **(files or {})}.items():
         write_reply(folder / name, text)
     event_files.append(attempt.path / "attach.jsonl", request)
@@ -278,7 +278,7 @@ def replies(folder: Path) -> dict[int, Any]:
 def read_reply(path: Path) -> Any:
     """Returns the reply in a file, parsed from JSON; None: the file is missing or not complete yet."""
     try:
-        return run_files.parse_json(run_files.read_whole(path))
+        return safe_io.parse_json(safe_io.read_whole(path))
     except (OSError, ValueError):
         return None
 
@@ -308,7 +308,7 @@ class RequestHandler:
     def next_request(self) -> str | None:
         """On the leading agent: returns the next request that was sent after the first call, a line of JSON."""
         path = self.attempt.path / "attach.jsonl"
-        with contextlib.suppress(OSError), run_files.open_to_append(path) as file:  # a full disk: nobody can send one
+        with contextlib.suppress(OSError), safe_io.open_to_append(path) as file:  # a full disk: nobody can send one
             size = os.fstat(file).st_size
             self._read = size if self._read is None else self._read
             whole, end, _ = os.pread(file, max(0, size - self._read), self._read).rpartition(b"\n")

@@ -3,15 +3,15 @@
 Collectives:
 
 - `collective`: measures and verifies collective operations over many sizes: the workload `collective`
-- `operations`: the collective operations: for each, its buffers on a rank, its torch call, and its expected result
+- `collective_operations`: for each operation, its buffers on a rank, its torch call, and its expected result
 - `measurement`: shared by p2p and collective: test values, comparisons, bandwidths, timing by the slowest rank
 
 Point-to-point transfers:
 
 - `p2p`: `workload=p2p`: runs, times and verifies the chosen patterns; output, metrics, comparison with a baseline
 - `benchmark_keys`: what the keys of benchmarks name: operations, patterns, types, groups of ranks, sizes; free of torch
-- `exchanges`: the transfers of p2p: between two ranks, and the patterns of all ranks
-- `matrix`: the matrix of p2p: measures the link between each two nodes, finds slow links and the suspects, prints them
+- `p2p_patterns`: the transfers: between two ranks, and the patterns of all ranks
+- `p2p_matrix`: measures the link between each two nodes, finds slow links and the suspects, and prints them
 
 Training:
 
@@ -26,7 +26,7 @@ Training:
 Shared:
 
 - `hooks`: the submission hooks: what the login node checks and completes in the workloads' settings; free of torch
-- `ranks`: helpers of all workloads: gather, print, raise an error of one rank on all ranks
+- `across_ranks`: values and errors of one rank on all ranks: gathers, compares and raises them; prints lines
 - `hardware_limits`: the speed of a TCP stream and of a copy in memory, and how much memory is left
 - `benchmark_results`: writes and reads the results of a benchmark; compares them with those of an earlier run
 """

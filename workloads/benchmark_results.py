@@ -24,9 +24,9 @@ import numpy as np
 import torch
 
 from launcher import run_dir
-from launcher.files import run_files
+from launcher.files import safe_io
 from launcher.worker import devices
-from workloads.ranks import WorkloadError, gather, together
+from workloads.across_ranks import WorkloadError, gather, together
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -118,8 +118,8 @@ class Results:
 
     def write(self) -> None:
         if self.folder is not None:
-            run_files.replace(self.folder / JSON, f"{json.dumps(self.as_dict(), indent=1)}\n".encode(), sync=False)
-            run_files.replace(self.folder / CSV, as_csv(self.rows).encode(), sync=False)
+            safe_io.replace(self.folder / JSON, f"{json.dumps(self.as_dict(), indent=1)}\n".encode(), sync=False)
+            safe_io.replace(self.folder / CSV, as_csv(self.rows).encode(), sync=False)
 
 
 def as_csv(rows: Sequence[Row]) -> str:

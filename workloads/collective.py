@@ -29,6 +29,7 @@ from launcher.formatting import format_size
 from launcher.torch_compat import destroy_without_gil
 from launcher.worker import devices
 from workloads import benchmark_results, hardware_limits, measurement
+from workloads.across_ranks import WorkloadError, gather, introduce, name_ranks, say
 from workloads.benchmark_keys import (
     OPERATIONS,
     REDUCING,
@@ -44,8 +45,7 @@ from workloads.benchmark_keys import (
     parse_sizes,
     places_of,
 )
-from workloads.operations import BY_NAME, Buffers, Call, Case, Operation, count_of
-from workloads.ranks import WorkloadError, gather, introduce, name_ranks, say
+from workloads.collective_operations import BY_NAME, Buffers, Call, Case, Operation, count_of
 
 if TYPE_CHECKING:
     from launcher import Env

@@ -16,8 +16,8 @@ from launcher import Resumable, evaluated, progress
 from launcher.checkpoint.resumable import GlobalBatchSampler, generators, restore_generators, seed_generators
 from launcher.worker.stop import Settings, settings
 from workloads import image_data, training
+from workloads.across_ranks import WorkloadError, gather, introduce, same_everywhere, say, together
 from workloads.invariant import GradientBuckets, InvariantGradients
-from workloads.ranks import WorkloadError, gather, introduce, same_everywhere, say, together
 from workloads.training import Data, load
 
 if TYPE_CHECKING:

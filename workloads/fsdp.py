@@ -33,7 +33,7 @@ from launcher.torch_compat import (
 )
 from launcher.worker.stop import Settings, settings
 from workloads import text_data, training
-from workloads.ranks import WorkloadError, gather, introduce, same_everywhere, say, together
+from workloads.across_ranks import WorkloadError, gather, introduce, same_everywhere, say, together
 
 if TYPE_CHECKING:
     from launcher import Env

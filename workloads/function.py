@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from workloads.ranks import WorkloadError
+from workloads.across_ranks import WorkloadError
 
 if TYPE_CHECKING:
     from launcher import Env

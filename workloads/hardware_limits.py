@@ -19,7 +19,7 @@ from launcher.binding import hardware
 from launcher.formatting import plural
 from launcher.rendezvous import rounds
 from launcher.worker import devices
-from workloads.ranks import gather
+from workloads.across_ranks import gather
 
 if TYPE_CHECKING:
     from launcher import Env

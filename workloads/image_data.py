@@ -19,8 +19,8 @@ from pathlib import Path
 
 from launcher.errors import ConfigError, near, program
 from launcher.fast_dataclasses import Struct
-from launcher.files import run_files
-from launcher.files.run_files import digest_of
+from launcher.files import safe_io
+from launcher.files.safe_io import digest_of
 
 AUTO = "auto"
 BUNDLED = "part of the launcher"
@@ -348,7 +348,7 @@ def _download_from(url: str, file: IdxFile, target: Path, progress: Progress | N
         raise _UselessError(f"HTTP {error.code} {error.reason}") from error
     except ValueError as error:
         raise _UselessError(str(error)) from error
-    temporary = target.with_name(run_files.temporary_name(target.name))
+    temporary = target.with_name(safe_io.temporary_name(target.name))
     with response, _removed(temporary), temporary.open("xb") as stream:
         while block := response.read(_BLOCK):
             done += len(block)

@@ -13,10 +13,10 @@ from launcher import progress, run_dir
 from launcher.formatting import format_size, long_size
 from launcher.worker import devices, process_group
 from launcher.worker.stop import how_to_exclude
-from workloads import benchmark_keys, benchmark_results, exchanges, hardware_limits, matrix, measurement
+from workloads import benchmark_keys, benchmark_results, hardware_limits, measurement, p2p_matrix, p2p_patterns
+from workloads.across_ranks import WorkloadError, gather, introduce, name_ranks, say
 from workloads.benchmark_keys import parse_seconds, parse_sizes
-from workloads.exchanges import AT_ONCE, EXCHANGES, Case
-from workloads.ranks import WorkloadError, gather, introduce, name_ranks, say
+from workloads.p2p_patterns import AT_ONCE, EXCHANGES, Case
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -65,8 +65,8 @@ class Transfers:
         if pattern in EXCHANGES:
             messages = min(AT_ONCE, self.env.world_size - 1)
         else:
-            room = matrix.ROOM if pattern == benchmark_keys.MATRIX else exchanges.ROOM
-            messages = max(1, min(room // size, max(exchanges.BURST, self.config.window)))
+            room = p2p_matrix.ROOM if pattern == benchmark_keys.MATRIX else p2p_patterns.ROOM
+            messages = max(1, min(room // size, max(p2p_patterns.BURST, self.config.window)))
         need = 3 * messages * size + 12 * count + size  # sent, received, expected; and to make and compare values
         there = [free for free in gather(hardware_limits.available_memory(self.env), self.env) if free is not None]
         if not there or need < min(there):
@@ -74,15 +74,15 @@ class Transfers:
         return f"{format_size(size)}: it needs {long_size(need)} a rank, and {long_size(min(there))} are free"
 
     def measure(self, pattern: str, count: int) -> Measured:
-        return self._pair(pattern, count) if pattern in exchanges.PATTERNS else self._exchange(pattern, count)
+        return self._pair(pattern, count) if pattern in p2p_patterns.PATTERNS else self._exchange(pattern, count)
 
     def _pair(self, pattern: str, count: int) -> Measured:
         config, env = self.config, self.env
         a, b = self.pair
-        timed = exchanges.Timed()
+        timed = p2p_patterns.Timed()
         if env.rank in self.pair:
-            runs = exchanges.Runs(config.iterations, config.warmup, self.budget, config.window)
-            timed = exchanges.PATTERNS[pattern](exchanges.Pair(env.rank, a, b, count, self.values, pattern), runs)
+            runs = p2p_patterns.Runs(config.iterations, config.warmup, self.budget, config.window)
+            timed = p2p_patterns.PATTERNS[pattern](p2p_patterns.Pair(env.rank, a, b, count, self.values, pattern), runs)
         everyone = gather(timed, env)
         seconds = everyone[a].seconds
         size, median = count * self.values.dtype.itemsize, measurement.spread(seconds)["median"]
@@ -100,7 +100,7 @@ class Transfers:
             took.append(sum(self._run(pattern, count, run, {})[0]))
         iterations = config.iterations
         if self.budget is not None:
-            iterations = gather(max(1, min(exchanges.MOST, int(self.budget / took[-1]))), env)[0]
+            iterations = gather(max(1, min(p2p_patterns.MOST, int(self.budget / took[-1]))), env)[0]
         seconds: list[float] = []
         wrong: dict[int, int] = {}
         messages = checked = 0
@@ -133,7 +133,7 @@ class Transfers:
     def _row(self, pattern: str, count: int, messages: int, seconds: Sequence[float]) -> dict[str, Any]:
         return {
             "pattern": pattern, "size": count * self.values.dtype.itemsize, "count": count, "dtype": self.config.dtype,
-            "ranks": list(self.pair) if pattern in exchanges.PATTERNS else self.env.world_size, "messages": messages,
+            "ranks": list(self.pair) if pattern in p2p_patterns.PATTERNS else self.env.world_size, "messages": messages,
             "iterations": len(seconds), "seconds": measurement.spread(seconds),
         }  # fmt: skip
 
@@ -159,7 +159,7 @@ def top_of(pattern: str, pair: tuple[int, int], measured: hardware_limits.Roof, 
     | bidirectional | twice one TCP stream | twice a copy in memory | not known |
     | any other | not known | not known | not known |
     """
-    if pattern not in exchanges.PATTERNS:
+    if pattern not in p2p_patterns.PATTERNS:
         return None
     within = env.node_of(pair[0]) == env.node_of(pair[1])
     on_stream = env.backend in devices.ON_STREAM
@@ -217,12 +217,12 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
         if missing := this.missing(benchmark_keys.MATRIX, max(this.counts())):
             _stop(f"matrix is left out at {missing}", written, write)
         else:
-            links = matrix.measure(config, this.sizes, baseline.matrix if baseline else None, env)
+            links = p2p_matrix.measure(config, this.sizes, baseline.matrix if baseline else None, env)
             if links is not None:
                 written.matrix = links.as_dict()
                 if folder:
                     links.write(folder)
-                for line in matrix.lines(links, config, how_to_exclude):
+                for line in p2p_matrix.lines(links, config, how_to_exclude):
                     say(line)
                 told = Told.of(links, this.hosts, config)
                 progress(total, total, pattern=benchmark_keys.MATRIX)
@@ -243,19 +243,19 @@ class Told:
     checked: int  # number of received elements that were compared
 
     @classmethod
-    def of(cls, links: matrix.Matrix, hosts: Sequence[str], config: P2P) -> Told:
+    def of(cls, links: p2p_matrix.Matrix, hosts: Sequence[str], config: P2P) -> Told:
         slower = []
         if since := [slow for slow in links.slow if slow.against == "baseline"]:
             slower.append(
                 f"{len(since)} links are slower than baseline={config.baseline} allows (tolerance={config.tolerance:g})"
             )
         if config.fail_on_slow and links.slow:
-            worst = matrix.pair_in_words(links.slow[0].pair, links)
+            worst = p2p_matrix.pair_in_words(links.slow[0].pair, links)
             slower.append(f"workload.fail_on_slow: {len(links.slow)} slow links, {worst} the worst")
         metrics: dict[str, float | int | str] = {"matrix/slow": len({slow.pair for slow in links.slow})}
         if links.exclude:
             metrics["matrix/exclude"] = links.exclude
-        return cls(matrix.faults(links, hosts), slower, metrics, links.checked)
+        return cls(p2p_matrix.faults(links, hosts), slower, metrics, links.checked)
 
 
 def _stop(reason: str, written: benchmark_results.Results, write: Callable[[str], object]) -> None:

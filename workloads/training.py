@@ -24,8 +24,8 @@ from torch.nn.functional import cross_entropy
 from launcher.checkpoint.resumable import share
 from launcher.worker import devices
 from launcher.worker.devices import cores
+from workloads.across_ranks import WorkloadError
 from workloads.image_data import DatasetError, Found, read_header
-from workloads.ranks import WorkloadError
 
 if TYPE_CHECKING:
     from launcher import Env

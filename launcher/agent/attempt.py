@@ -31,7 +31,7 @@ from launcher.binding.masks import Binding, BindingRefused, DeviceError, RankDev
 from launcher.config.schema import Backend, Device, LaunchMode
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode, PreflightThen, Unbound
-from launcher.files.shared_files import is_transient
+from launcher.files.retried_reads import is_transient
 from launcher.plan.plan import NIC, JobPlan
 from launcher.rendezvous import store
 from launcher.rendezvous.rounds import LeaderLost, Member, Placement, Rendezvous, RendezvousError, placements

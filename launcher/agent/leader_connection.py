@@ -22,7 +22,7 @@ from launcher.agent.leader import Coordinator
 from launcher.agent.policy import History
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode
-from launcher.files.shared_files import Ok, backoff, exists, is_transient
+from launcher.files.retried_reads import Ok, backoff, exists, is_transient
 from launcher.formatting import log_line
 from launcher.rendezvous import rounds
 from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, RendezvousError

@@ -28,7 +28,7 @@ from launcher.attach import GONE
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.files.json_types import from_json
-from launcher.files.shared_files import Ok, exists
+from launcher.files.retried_reads import Ok, exists
 from launcher.formatting import log_line
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Rendezvous

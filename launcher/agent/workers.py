@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher import errors, processes, size_limits
-from launcher.files import run_files
+from launcher.files import safe_io
 from launcher.formatting import log_line, long_size, ranges
 from launcher.rendezvous.rounds import Placement
 from launcher.worker import exit_report, hangs
@@ -212,7 +212,7 @@ class WorkerGroup:
         self._seen, self._before, self.spared = [], None, set()
         rank = ranks[0].rank if ranks else 0
         try:
-            run_files.make_folder(self._logs)
+            safe_io.make_folder(self._logs)
             self._before = processes.waited_out(processes.children)
             fresh = self._fresh if processes.waited_out(self._cannot_fork) else None
             self._gate = processes.waited_out(os.pipe)

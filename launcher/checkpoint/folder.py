@@ -19,8 +19,8 @@ from pathlib import Path
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.format import CannotRead, CheckpointError, Damaged, Manifest, retry, unless_removed
 from launcher.errors import UnavailableError
-from launcher.files import run_files
-from launcher.files.shared_files import TRANSIENT
+from launcher.files import safe_io
+from launcher.files.retried_reads import TRANSIENT
 from launcher.runs import lease
 from launcher.runs.directory import RunError, require_private
 
@@ -73,7 +73,7 @@ class CheckpointFolder:
         """
 
         def make() -> None:
-            run_files.make_folder(self.path)
+            safe_io.make_folder(self.path)
             if not os.access(self.path, os.W_OK | os.X_OK):
                 raise PermissionError("it cannot be written to")
 

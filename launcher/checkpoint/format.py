@@ -45,9 +45,9 @@ from typing import Any, TypeVar
 
 from launcher import __version__, size_limits
 from launcher.errors import RESUME, RunError, UnavailableError
-from launcher.files import run_files
+from launcher.files import safe_io
 from launcher.files.json_types import LATEST, from_json, misfit
-from launcher.files.shared_files import backoff
+from launcher.files.retried_reads import backoff
 
 FORMAT = 2  # version of the format; version 1 had no lineage
 BLOCK = 1 << 26  # bytes that share a checksum
@@ -122,7 +122,7 @@ def retry(operation: Callable[[], T], path: Path, timeout: float = 0.0, *, only:
 
 # The system calls, as functions that tests can replace.
 def _open(path: Path) -> io.FileIO:
-    return run_files.open_regular(path).detach()  # type: ignore[attr-defined]
+    return safe_io.open_regular(path).detach()  # type: ignore[attr-defined]
 
 
 def _stat(path: Path) -> os.stat_result:
@@ -279,7 +279,7 @@ class Manifest:
         """Returns the manifest as JSON, with a checksum of itself; raises CheckpointError if it could not be read."""
         values = asdict(self)
         try:
-            text = run_files.json_text({**values, "crc32": _own_checksum(values)}, size_limits.MANIFEST_BYTES)
+            text = safe_io.json_text({**values, "crc32": _own_checksum(values)}, size_limits.MANIFEST_BYTES)
         except ValueError as error:
             raise CheckpointError(f"the manifest of {len(self.files)} files could not be read again: {error}") from None
         if wrong := _misfit(json.loads(text)):
@@ -339,7 +339,7 @@ def was_removed(path: Path) -> bool:
 def quarantine_reasons(path: Path) -> list[str]:
     """Returns the lines about what is wrong with a quarantined checkpoint; empty if they cannot be read."""
     try:
-        return run_files.read_whole(path / WHY).decode(errors="replace").splitlines()
+        return safe_io.read_whole(path / WHY).decode(errors="replace").splitlines()
     except OSError:
         return []
 
@@ -376,7 +376,7 @@ def read(path: Path, timeout: float = 0.0) -> Manifest:
     with RetryingFile(path / MANIFEST, timeout) as file:
         data = file.readall()
     try:
-        values = run_files.parse_json(data)
+        values = safe_io.parse_json(data)
     except ValueError as error:
         raise Damaged(f"{path / MANIFEST} is not JSON: {error}") from None
     if not isinstance(values, dict) or not isinstance(values.get("format"), int):

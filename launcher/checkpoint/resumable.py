@@ -27,7 +27,7 @@ from launcher.checkpoint.format import Misfit, SaveFailed
 from launcher.checkpoint.loading import give, objects_in, stateful
 from launcher.checkpoint.state import found_in, merge
 from launcher.errors import RESUME, ConfigError
-from launcher.files.run_files import python_numbers
+from launcher.files.safe_io import python_numbers
 from launcher.formatting import brief, plural
 from launcher.runs import lease
 from launcher.runs.history import PRIOR

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from launcher import size_limits, torch_compat
 from launcher.checkpoint.format import are_metrics, spread
-from launcher.files import run_files
+from launcher.files import safe_io
 from launcher.formatting import name_ranks
 from launcher.torch_compat import DTensor, compute_local_shape_and_global_offset
 
@@ -128,7 +128,7 @@ def facts(values: Mapping[str, Any], what: str) -> dict[str, Any]:
     """
     try:
         # nested as in the manifest, where they are one level deeper
-        found = json.loads(run_files.json_text({what: dict(values)}, size_limits.FACTS_BYTES))[what]
+        found = json.loads(safe_io.json_text({what: dict(values)}, size_limits.FACTS_BYTES))[what]
     except TypeError as error:
         raise TypeError(f"{what} must be made of JSON types: {error}") from None
     except ValueError as error:
@@ -154,7 +154,7 @@ def plain(value: Any, what: str, path: str = "") -> Any:
     if type(value) in (list, tuple):
         return type(value)(plain(item, what, f"{path}[{index}]") for index, item in enumerate(value))
     with contextlib.suppress(TypeError):
-        return run_files.python_number(value)
+        return safe_io.python_number(value)
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)

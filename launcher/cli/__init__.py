@@ -7,8 +7,8 @@ A module with the name of a command has the command's `run` function; `commands`
   another attempt of a run
 - `multirun`: `-m KEY=A,B`: submits the points of a sweep or search
 - `run`: `run SCRIPT`: turns a script and its arguments into overrides
-- `remote`: which commands and submissions go to clusters behind ssh; the rows of `status` from there
-- `far`: the side of such a cluster: runs one command for another machine; the folder that is made of the code
+- `ssh_forward`: which commands and submissions go to clusters behind ssh; the rows of `status` from there
+- `ssh_serve`: the side of such a cluster: runs one command for another machine; the folder that is made of the code
 - `status`: the rows of runs and sweeps, and the table that they make; details of named runs; `--watch`
 - `logs`: prints and follows output
 - `wait`: `wait` and `sweep wait`: follows a run or sweep to its end: output, progress, Ctrl-C
@@ -26,7 +26,7 @@ A module with the name of a command has the command's `run` function; `commands`
 - `topology`: `topology`: the hardware of this node, and which part of it each rank gets
 - `help`: `help`, `--help`, `--version`: general help, and the list of keys
 - `complete`: installs or prints the completion script of a shell; computes the completions of the word at the cursor
-- `text`: what several commands print: tables, the plan, why and how a run ended; the question before a submission
+- `output`: what several commands print: tables, the plan, why and how a run ended; the question before a submission
 - `progress`: how far a run is: steps, rate, time left and checkpoints, from its events; all progress bars, and
   progress lines without a terminal; how commands that follow runs wait for a file server
 """

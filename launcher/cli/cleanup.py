@@ -30,8 +30,8 @@ from pathlib import Path
 
 from launcher.cli.commands import PRUNABLE
 from launcher.errors import FAILED, ConfigError, LauncherError, RunError, UnavailableError
-from launcher.files.ownership import is_own, require_own
-from launcher.files.shared_files import exists, explain, list_names, read_text, unwrap
+from launcher.files.folder_checks import is_own, require_own
+from launcher.files.retried_reads import exists, explain, list_names, read_text, unwrap
 from launcher.formatting import plural, rough_size
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunStatus, each_status, or_damaged, status_of
@@ -273,7 +273,7 @@ def prune(arguments: Namespace) -> int:
         raise ConfigError("say how old: `prune --older-than 30d` lists what would be removed")
     if arguments.cluster is not None and arguments.runs_dir is not None:
         raise ConfigError("--cluster and --runs-dir cannot be combined: --cluster is about the runs on that cluster")
-    if arguments.cluster is not None:  # it is unknown: for one that is known, `remote` has run this command there
+    if arguments.cluster is not None:  # it is unknown: for one that is known, `ssh_forward` has run this command there
         from launcher.remote.clusters import named
 
         named(arguments.cluster)

@@ -172,7 +172,7 @@ def main(arguments: list[str]) -> int:
             "anything else is KEY=VALUE and submits a run"
         )
     parser = parser_of(name)
-    remote = importlib.import_module("launcher.cli.remote") if name == "run" and remote_profiles() else None
+    remote = importlib.import_module("launcher.cli.ssh_forward") if name == "run" and remote_profiles() else None
     if remote is not None and (code := remote.submit(words, name)) is not None:
         return int(code)
     try:
@@ -181,7 +181,7 @@ def main(arguments: list[str]) -> int:
         return 0
     about_runs = name == "doctor" or getattr(parsed, "runs_dir", parsed) is None
     if about_runs and remote_profiles():
-        remote = importlib.import_module("launcher.cli.remote")
+        remote = importlib.import_module("launcher.cli.ssh_forward")
         if (code := remote.forward(name, parsed, words)) is not None:
             return int(code)
     return function(name)(parsed)
@@ -195,7 +195,7 @@ def function(name: str) -> Callable[[argparse.Namespace], int]:
 
 
 def remote_profiles() -> Mapping[str, RemoteCluster]:
-    """Returns the user's profiles of clusters behind ssh, by name; without any, `remote` is not imported."""
+    """Returns the user's profiles of clusters behind ssh, by name; without any, `ssh_forward` is not imported."""
     from launcher.paths import user_config_dir
 
     if not os.path.isdir(user_config_dir() / "cluster"):

@@ -50,7 +50,7 @@ def script(shell: str) -> str:
 def _install(shell: str) -> int:
     from pathlib import Path
 
-    from launcher.files.run_files import write
+    from launcher.files.safe_io import write
     from launcher.paths import user_config_dir
 
     home = Path(os.environ.get("HOME", "~")).expanduser()

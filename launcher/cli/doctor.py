@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher import __version__, paths
-from launcher.cli.text import labelled
+from launcher.cli.output import labelled
 from launcher.config.schema import Cluster, Config
 from launcher.errors import ConfigError
-from launcher.files.shared_files import LOCAL, NOT_ON_PATH, kind_of
+from launcher.files.retried_reads import LOCAL, NOT_ON_PATH, kind_of
 from launcher.formatting import format_size, long_size, plural
 from launcher.paths import user_config_dir
 from launcher.plan import workload_hook

@@ -13,7 +13,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig
 
-from launcher.cli.text import confirm, print_commands, print_under, program
+from launcher.cli.output import confirm, print_commands, print_under, program
 from launcher.cli.wait import follow_sweep
 from launcher.config.errors import in_our_words
 from launcher.config.points import of_multirun, space_of

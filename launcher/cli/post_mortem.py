@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from launcher.cli.text import labelled, print_unreadable, program
+from launcher.cli.output import labelled, print_unreadable, program
 from launcher.diagnose import findings
 from launcher.diagnose.findings import EndedAttempt, restarts
 from launcher.errors import DONE, FAILED, RunError

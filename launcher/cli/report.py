@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.cli.text import cause
+from launcher.cli.output import cause
 from launcher.formatting import rough_size
 from launcher.monitoring.run_status import JobMonitor, all_statuses
 from launcher.monitoring.sweep_status import point_statuses

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
+from launcher.cli.output import print_columns
 from launcher.cli.progress import Rate, of_download, shown
-from launcher.cli.text import print_columns
 from launcher.config import profiles
 from launcher.errors import FAILED, ConfigError, LauncherError, RunError, near, program
 from launcher.formatting import rough_size
@@ -43,9 +43,9 @@ def run(arguments: Namespace) -> int:
             raise ConfigError("--python and --activate go with --ssh: they are about the other side")
         return _init(arguments) if arguments.ssh is None else _init_remote(arguments)
     if action == "login":
-        from launcher.cli import remote
+        from launcher.cli import ssh_forward
 
-        return remote.log_in(name)
+        return ssh_forward.log_in(name)
     if name is None:
         raise ConfigError("`site show` needs the NAME of a profile; `site list` shows them")
     return _show(name)
@@ -96,11 +96,11 @@ def _init_remote(arguments: Namespace) -> int:
         f"# A cluster behind ssh, written by `launcher site init`; docs/sites.md has all keys.\nssh: {arguments.ssh}\n"
     )
     if not arguments.only_print:
-        from launcher.cli import remote
+        from launcher.cli import ssh_forward
 
         profiles.require_free(name, force=arguments.force)
         options = [f"--{key}={getattr(arguments, key)}" for key in (*POOLS, "scheduler") if getattr(arguments, key)]
-        remote.set_up(name, text, arguments.activate, arguments.python, options)
+        ssh_forward.set_up(name, text, arguments.activate, arguments.python, options)
         print(f"written  {profiles.save(name, text, force=arguments.force)}")
         print(f"next     launcher run train.py cluster={name}")
     else:

@@ -21,9 +21,9 @@ from typing import Any
 
 from launcher.cli.cleanup import Orphan, Orphans, in_batches, short_job
 from launcher.cli.commands import remote_profiles
+from launcher.cli.output import WIDTH, cause, cut, ending, print_columns, print_unreadable, program, table
 from launcher.cli.progress import on_terminal, progress_of, timed, wait_until_readable
-from launcher.cli.remote import RemoteRows
-from launcher.cli.text import WIDTH, cause, cut, ending, print_columns, print_unreadable, program, table
+from launcher.cli.ssh_forward import RemoteRows
 from launcher.errors import ConfigError, RunError
 from launcher.failures.messages import of_restored
 from launcher.formatting import brief, format_time, one_line, raw

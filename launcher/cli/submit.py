@@ -21,9 +21,9 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from launcher.cli import remote
+from launcher.cli import ssh_forward
 from launcher.cli.commands import remote_profiles
-from launcher.cli.text import confirm, plan_table, print_commands, print_under, program
+from launcher.cli.output import confirm, plan_table, print_commands, print_under, program
 from launcher.config import compose
 from launcher.config.compose import Composed
 from launcher.config.errors import in_our_words, require_names
@@ -60,7 +60,7 @@ class CommandLine:
 
 def main(arguments: list[str]) -> int:
     """Submits a run or sweep; Hydra's own command line handles flags (-m, --cfg, ...) and settings `hydra.*`."""
-    if remote_profiles() and (code := remote.submit(arguments)) is not None:
+    if remote_profiles() and (code := ssh_forward.submit(arguments)) is not None:
         return code
     from launcher.submission.resume import register
 

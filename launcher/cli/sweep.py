@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.progress import bar
-from launcher.cli.text import (
+from launcher.cli.output import (
     LONGEST_CELL,
     WIDTH,
     cause_of_point,
@@ -29,8 +28,9 @@ from launcher.cli.text import (
     program,
     table,
 )
+from launcher.cli.progress import bar
 from launcher.errors import ConfigError, near
-from launcher.files.ownership import require_own
+from launcher.files.folder_checks import require_own
 from launcher.formatting import format_time, plural, ranges
 from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunState, or_damaged
 from launcher.monitoring.sweep_status import (

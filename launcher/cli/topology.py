@@ -11,7 +11,7 @@ from itertools import chain, zip_longest
 
 from launcher.binding import hardware, masks
 from launcher.binding.hardware import Node
-from launcher.cli.text import WIDTH, print_unreadable, table
+from launcher.cli.output import WIDTH, print_unreadable, table
 from launcher.errors import RunError
 from launcher.failures.codes import Unbound
 from launcher.formatting import name_ranks

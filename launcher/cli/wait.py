@@ -13,8 +13,8 @@ from argparse import Namespace
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from launcher.cli.output import cause_of_point, flat, metric_text, no_pilot, outcome, program
 from launcher.cli.progress import Rate, of_sweep, of_training, on_terminal, shown, timed, wait_until_readable
-from launcher.cli.text import cause_of_point, flat, metric_text, no_pilot, outcome, program
 from launcher.errors import DONE, FAILED, INTERRUPTED, RESUME, LauncherError, UnavailableError
 from launcher.formatting import ranges
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, status_of

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
 
-from launcher.cli.text import cause, labelled, print_unreadable, program, table
+from launcher.cli.output import cause, labelled, print_unreadable, program, table
 from launcher.errors import RunError
 from launcher.formatting import format_time, plural
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, rerun, status_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from launcher.errors import ConfigError, RunError, near
 from launcher.fast_dataclasses import Struct
-from launcher.files import run_files
+from launcher.files import safe_io
 from launcher.paths import resource, user_config_dir
 
 SCHEMA = "/hydra/schema/cluster"  # base profiles (slurm, pbs, ...) start from it, and other profiles from those
@@ -96,7 +96,7 @@ def save(name: str, text: str, *, force: bool) -> Path:
     """Writes a profile into the user's folder, and returns its path; force: replaces one; ConfigError, RunError."""
     path = require_free(name, force=force)
     try:
-        run_files.make_folder(path.parent)
-        return run_files.replace(path, text.encode()) if force else run_files.create(path, text.encode())
+        safe_io.make_folder(path.parent)
+        return safe_io.replace(path, text.encode()) if force else safe_io.create(path, text.encode())
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror}; `--print` shows it instead") from None

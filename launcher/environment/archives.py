@@ -30,9 +30,9 @@ from typing import IO, Any
 
 from launcher.errors import ConfigError, RunError, UnavailableError, program
 from launcher.failures.codes import FaultCode
-from launcher.files import run_files
-from launcher.files.run_files import digest_of, write
-from launcher.files.shared_files import is_transient, kind_at
+from launcher.files import safe_io
+from launcher.files.retried_reads import is_transient, kind_at
+from launcher.files.safe_io import digest_of, write
 from launcher.paths import absolute, own_module, user_cache_dir
 from launcher.plan.plan import Archive
 from launcher.runs import directory
@@ -74,7 +74,7 @@ def _read_facts(file: Path, path: Path) -> dict[str, Any]:
 def _compute_facts(file: Path, path: Path) -> dict[str, Any]:
     facts = {**_stamp(path), "sha256": digest_of(path)}
     with contextlib.suppress(OSError):
-        run_files.make_folder(file.parent)
+        safe_io.make_folder(file.parent)
         write(file, json.dumps(facts), sync=False)
     return facts
 
@@ -100,7 +100,7 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
         )
     if archive.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{archive} would be within {folder}: write it elsewhere")
-    part, members = archive.with_name(run_files.temporary_name(archive.name)), Members()
+    part, members = archive.with_name(safe_io.temporary_name(archive.name)), Members()
     try:
         with _compressed(part, archive.name) as stream, tarfile.open(fileobj=stream, mode="w|") as tar:
             for path in sorted(folder.rglob("*")):

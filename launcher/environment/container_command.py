@@ -23,7 +23,7 @@ from launcher.environment import programs
 from launcher.environment.programs import SetupLine
 from launcher.errors import ConfigError, UnavailableError
 from launcher.failures.codes import FaultCode
-from launcher.files import shared_files
+from launcher.files import retried_reads
 from launcher.paths import own_module
 from launcher.runs import directory as runs
 from launcher.runs.directory import report_start_failure
@@ -151,10 +151,10 @@ def require_agent(words: Sequence[str], environ: Mapping[str, str], plan: JobPla
 
 
 def _exists(path: str) -> bool:
-    found = shared_files.exists(path)
-    if isinstance(found, shared_files.Unavailable) and not found.is_transient:  # it may not be looked at
+    found = retried_reads.exists(path)
+    if isinstance(found, retried_reads.Unavailable) and not found.is_transient:  # it may not be looked at
         return False
-    return shared_files.unwrap(found)
+    return retried_reads.unwrap(found)
 
 
 def main(run_dir: str) -> int:

@@ -16,8 +16,8 @@ from typing import IO, Any, NamedTuple
 from launcher import size_limits
 from launcher.errors import ConfigError, RunError
 from launcher.fast_dataclasses import Struct
-from launcher.files import run_files
-from launcher.files.shared_files import NOT_ON_PATH
+from launcher.files import safe_io
+from launcher.files.retried_reads import NOT_ON_PATH
 from launcher.formatting import format_size, plural, rough_size
 from launcher.paths import user_cache_dir
 
@@ -80,7 +80,7 @@ def sent_tree(folder: str) -> SentTree | None:
         return None
     root = Path(trees, os.path.relpath(here, trees).partition(os.sep)[0])
     try:
-        facts: dict[str, Any] = json.loads(run_files.read_whole(root / SENT, size_limits.CODE_LIST_BYTES))
+        facts: dict[str, Any] = json.loads(safe_io.read_whole(root / SENT, size_limits.CODE_LIST_BYTES))
         files = {name: entry[1] for name, entry in facts["files"].items()}
         return SentTree(Tree(root, {**files, SENT: 0}), facts["digest"], facts["commit"])
     except (OSError, ValueError, KeyError) as error:

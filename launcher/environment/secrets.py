@@ -15,8 +15,8 @@ from typing import Any
 
 from launcher import redaction
 from launcher.errors import RESUME, ConfigError, RunError, SubmissionError
-from launcher.files import run_files
-from launcher.files.shared_files import exists, unwrap
+from launcher.files import safe_io
+from launcher.files.retried_reads import exists, unwrap
 from launcher.paths import user_data_dir
 from launcher.plan.plan import texts_in
 from launcher.runs import event_files
@@ -147,9 +147,9 @@ def write(text: str, path: Path) -> None:
 
 def _write(text: str, path: Path) -> None:
     for folder in (path.parent.parent, path.parent):
-        run_files.make_folder(folder)
+        safe_io.make_folder(folder)
         require_private(folder)
-    run_files.replace(path, os.fsencode(text), sync=False)
+    safe_io.replace(path, os.fsencode(text), sync=False)
 
 
 def remove(path: Path) -> None:

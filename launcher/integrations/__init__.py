@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from launcher.checkpoint.collectives import Peers
 from launcher.checkpoint.format import Damaged, RetryingFile, entries, retry, unless_removed
-from launcher.files.run_files import python_numbers
+from launcher.files.safe_io import python_numbers
 from launcher.runs.directory import current_attempt
 from launcher.worker.stop import CHECKPOINT
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from launcher import errors
 from launcher.checkpoint.memory import Kept
-from launcher.files.run_files import python_number
+from launcher.files.safe_io import python_number
 from launcher.integrations import checkpoint_dir, leaves, missing, newest, numbers
 from launcher.integrations.memory import TrainerMemory, copied, generators, memory_of
 from launcher.runs.directory import current_attempt

@@ -24,9 +24,9 @@ from launcher import processes
 from launcher.errors import DONE, NO_RETRY, RESUME, RunError, UnavailableError
 from launcher.failures.codes import FaultCode, NextReason, StopReason
 from launcher.fast_dataclasses import Struct, replace
-from launcher.files import shared_files
+from launcher.files import retried_reads
 from launcher.files.json_types import from_json, misfit
-from launcher.files.shared_files import Ok, Unavailable, exists, is_transient, list_names, read_json, read_text, unwrap
+from launcher.files.retried_reads import Ok, Unavailable, exists, is_transient, list_names, read_json, read_text, unwrap
 from launcher.runs import event_files
 from launcher.runs.events import Ended, Event, Fault, SetupFailed, Started, Stays, Stop, StopRequested, every
 from launcher.runs.job_file import FunctionFile, JobFile, ends_in, parse_exports, uptime
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str]) -> int:
     job_file, failed = arguments[0], None
     if len(arguments) > 1:
         failed = Failed.of(*arguments[2:])
-    shared_files.in_a_job, umask = True, os.umask(0o077)
+    retried_reads.in_a_job, umask = True, os.umask(0o077)
     try:
         job = _element(read_job(job_file, JobFile))
     except (RunError, OSError) as error:
@@ -273,7 +273,7 @@ class Job:
             LAUNCHER_ATTEMPT=str(number), LAUNCHER_LEASE=str(self._lease.path), LAUNCHER_RUN_DIR=str(self._run_dir)
         )
         events = self._attempt / "events"
-        shared_files.retry_read(partial(_mkdir, events), events)
+        retried_reads.retry_read(partial(_mkdir, events), events)
         if self._job.seen is not None:
             with contextlib.suppress(OSError), open(self._job.seen, "a"):
                 pass
@@ -299,7 +299,7 @@ class Job:
         number = max(known, default=-1) + 1
         while True:
             path = folder / str(number)
-            made = shared_files.retry_read(partial(_mkdir, path), path)
+            made = retried_reads.retry_read(partial(_mkdir, path), path)
             if isinstance(made, Unavailable) and made.is_transient:
                 raise UnavailableError(made.reason)
             if not isinstance(made, Ok) or made.value is None:
@@ -436,16 +436,16 @@ class Job:
                 self._secrets_file.unlink(missing_ok=True)
         if self._job.chain and code != RESUME:
             over = self._run_dir / "over"  # for the jobs that follow
-            shared_files.retry_read(over.touch, over)
+            retried_reads.retry_read(over.touch, over)
         return _exit_code(self._job, code)
 
     def _end_of(self, command: int) -> tuple[int, Stop | None]:
-        for _ in shared_files.backoff(shared_files.IN_A_JOB if command == DONE else 0.0):
+        for _ in retried_reads.backoff(retried_reads.IN_A_JOB if command == DONE else 0.0):
             recorded = read_text(self._attempt / "exit_code")
             if recorded != Ok(None):  # else an NFS client may show it late
                 break
         return end_of(
-            command, Ok(None) if isinstance(recorded, shared_files.Wrong) else recorded, all_nodes=self._job.all_nodes,
+            command, Ok(None) if isinstance(recorded, retried_reads.Wrong) else recorded, all_nodes=self._job.all_nodes,
             may_resume=lambda: self._may_resume(command),
         )  # fmt: skip
 
@@ -481,7 +481,7 @@ class Job:
     def _event(self, event: Event) -> None:
         path = self._attempt / "events/script.jsonl"
         event = replace(event, time=time.time())
-        found = shared_files.retry_read(partial(event_files.append, path, event), path)
+        found = retried_reads.retry_read(partial(event_files.append, path, event), path)
         if not isinstance(found, Ok):
             print(f"launcher: {self._host}: {found.reason}", file=sys.stderr)
 
@@ -542,7 +542,7 @@ FIRST_JOB = "LAUNCHER_FIRST_JOB"  # see launcher.schedulers.qsub
 def main_of_functions(arguments: Sequence[str]) -> int:
     """Runs the job of the file arguments[0]; the other arguments tell what failed in the job script before."""
     job_file, *failed = arguments
-    shared_files.in_a_job = True
+    retried_reads.in_a_job = True
     try:
         job = read_job(job_file, FunctionFile)
     except (RunError, OSError) as error:

@@ -20,7 +20,7 @@ from launcher.config.schema import ResumeHow
 from launcher.errors import LauncherError, SubmissionError
 from launcher.failures import messages
 from launcher.failures.codes import NextReason, StopReason
-from launcher.files.shared_files import Ok, is_transient, retry_read
+from launcher.files.retried_reads import Ok, is_transient, retry_read
 from launcher.plan.plan import JobPlan
 from launcher.runs import lease, user_checkpoints
 from launcher.runs.directory import Attempt, Events, Run, current_attempt

@@ -23,8 +23,8 @@ from launcher import errors
 from launcher.config.schema import ResumeHow
 from launcher.errors import LauncherError, RunError, UnavailableError
 from launcher.failures.codes import FaultCode
-from launcher.files import run_files
-from launcher.files.shared_files import read_json, unwrap
+from launcher.files import safe_io
+from launcher.files.retried_reads import read_json, unwrap
 from launcher.job.requeue import resubmit
 from launcher.monitoring.run_status import JobMonitor, RunState, forget, queries, status_of
 from launcher.plan.plan import JobPlan
@@ -78,7 +78,7 @@ def _wait(attempt: Attempt) -> int:
             if run.is_point:
                 states = [[each.id, each.condition, each.state] for each in others]
                 with contextlib.suppress(OSError):  # then the other points look for themselves
-                    run_files.write(
+                    safe_io.write(
                         run.path.parent / MET, json.dumps({"time": time.time(), "after": plan.after, "others": states})
                     )
             return errors.DONE

@@ -62,8 +62,8 @@ from launcher import errors
 from launcher.environment import secrets
 from launcher.errors import LauncherError, RunError, UnavailableError
 from launcher.fast_dataclasses import Struct
-from launcher.files import ownership
-from launcher.files.shared_files import exists, is_transient, unwrap
+from launcher.files import folder_checks
+from launcher.files.retried_reads import exists, is_transient, unwrap
 from launcher.formatting import log_line
 from launcher.plan.plan import JobPlan
 from launcher.runs import point_claims
@@ -296,12 +296,12 @@ class JobMonitor:
             return read_history(run)
         tokens = chain_tokens(plan, wanted.token)
         if history.job_id is not None and (len(tokens) == 1 or history.ended is not None):  # it has started
-            if wanted.points is None and not ownership.why_not_own(run.path):
+            if wanted.points is None and not folder_checks.why_not_own(run.path):
                 self._record(run, wanted, [history.job_id])
             return history
         when, count = self._sought.get(wanted.token, (-math.inf, 0))
         pause = max(interval(count, 0.0, SCHEDULER_INTERVAL), plan.cluster.query_interval or 0.0)
-        if time.monotonic() - when < pause or ownership.why_not_own(run.path):
+        if time.monotonic() - when < pause or folder_checks.why_not_own(run.path):
             return history
         self._sought[wanted.token] = time.monotonic(), count + 1
         try:
@@ -451,7 +451,7 @@ class JobMonitor:
         Raises RunError (it is on another machine, or not the user's own), QueryError, or OSError: the directory cannot
         be marked, for example on a full disk. The job is ended nonetheless.
         """
-        ownership.require_own(run.path, "cancel it")
+        folder_checks.require_own(run.path, "cancel it")
         plan = run.plan()
         history = self.found_by_hand(run, plan, read_history(run))
         if is_packed(run):  # its job, the pilot's, runs other points too
@@ -583,7 +583,7 @@ def all_statuses(runs: Iterable[Run], live: JobMonitor | None = None) -> list[Ru
 
 
 def cancelled() -> Cancelled:
-    return Cancelled(by=ownership.user_name(os.getuid()), host=socket.gethostname())
+    return Cancelled(by=folder_checks.user_name(os.getuid()), host=socket.gethostname())
 
 
 def wait_until_over(

@@ -27,7 +27,7 @@ from launcher.agent.supervisor import StopChecker
 from launcher.agent.workers import preload
 from launcher.errors import LauncherError, UnavailableError
 from launcher.failures.codes import StopReason
-from launcher.files.shared_files import IN_A_JOB, Ok, exists, is_transient
+from launcher.files.retried_reads import IN_A_JOB, Ok, exists, is_transient
 from launcher.formatting import log_line
 from launcher.pilots import point_fork
 from launcher.pilots.point_fork import Slot, slots_of_node

@@ -21,7 +21,7 @@ from launcher.binding.masks import DeviceError, RankDevices
 from launcher.errors import NO_RETRY, LauncherError, UnavailableError
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode
-from launcher.files import run_files
+from launcher.files import safe_io
 from launcher.formatting import log_line, plural
 from launcher.runs import event_files
 from launcher.runs.directory import Attempt, Run
@@ -178,7 +178,7 @@ def _run(attempt: Attempt, slot: Slot, host: str, manager: int) -> NoReturn:
 
 def _recorded(attempt: Attempt, slot: Slot, host: str) -> int:
     run, job = attempt.run, os.environ.get("LAUNCHER_JOB_ID", "")
-    run_files.write(run.path / LEASE, f"{job} {attempt.number} {host}\n", sync=False)
+    safe_io.write(run.path / LEASE, f"{job} {attempt.number} {host}\n", sync=False)
     event_files.append(attempt.events_file("script"), Started(job=job, host=host, output=os.fstat(1).st_size))
     code = _agent(attempt, slot, host)
     event_files.append(attempt.events_file("script"), Ended(code=code))

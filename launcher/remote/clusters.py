@@ -20,7 +20,7 @@ from launcher.config.overrides import key_of
 from launcher.config.profiles import default, own_folder
 from launcher.errors import ConfigError, LauncherError, near
 from launcher.fast_dataclasses import Struct
-from launcher.files import run_files
+from launcher.files import safe_io
 from launcher.files.json_types import misfit
 from launcher.paths import default_runs_dir, user_data_dir
 
@@ -121,15 +121,15 @@ def note(cluster: RemoteCluster, run_id: str, *, gone: bool = False) -> None:
 
     gone: records instead that it was not submitted.
     """
-    run_files.make_folder(cluster.folder)
+    safe_io.make_folder(cluster.folder)
     line = json.dumps({"run": run_id, "time": 0 if gone else time.time()}) + "\n"
-    run_files.append(cluster.folder / "runs.jsonl", line)
+    safe_io.append(cluster.folder / "runs.jsonl", line)
 
 
 def noted(cluster: RemoteCluster) -> dict[str, float]:
-    """Returns runs and sweeps that were submitted from here, the newest size_limits.REMOTE_RUNS_BYTES, with the time."""
+    """Returns runs and sweeps that were submitted from here, at most size_limits.REMOTE_RUNS_BYTES, with times."""
     found: dict[str, float] = {}
-    for entry in run_files.json_lines(cluster.folder / "runs.jsonl", size_limits.REMOTE_RUNS_BYTES):
+    for entry in safe_io.json_lines(cluster.folder / "runs.jsonl", size_limits.REMOTE_RUNS_BYTES):
         with contextlib.suppress(ValueError, KeyError, TypeError):
             found[str(entry["run"])] = float(entry["time"])
     return {run: when for run, when in found.items() if when}
@@ -138,15 +138,15 @@ def noted(cluster: RemoteCluster) -> dict[str, float]:
 def save_seen(cluster: RemoteCluster, rows: Sequence[Mapping[str, Any]]) -> None:
     """Keeps an answer to `status`, if that is possible."""
     with contextlib.suppress(OSError):
-        run_files.make_folder(cluster.folder)
+        safe_io.make_folder(cluster.folder)
         text = json.dumps({"time": time.time(), "rows": list(rows)})
-        run_files.replace(cluster.folder / "status.json", text.encode())
+        safe_io.replace(cluster.folder / "status.json", text.encode())
 
 
 def last_seen(cluster: RemoteCluster) -> tuple[float | None, list[Mapping[str, Any]]]:
     """Returns when `status` was answered last, in seconds since the epoch, and its rows; None: never."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        data = json.loads(run_files.read_whole(cluster.folder / "status.json", size_limits.QUERY_BYTES))
+        data = json.loads(safe_io.read_whole(cluster.folder / "status.json", size_limits.QUERY_BYTES))
         return float(data["time"]), [row for row in data["rows"] if isinstance(row.get("run"), str)]
     return None, []
 

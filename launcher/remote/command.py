@@ -39,7 +39,7 @@ from launcher import __version__
 from launcher.config.overrides import key_of
 from launcher.environment.repository import CodeFile, Tree, check, commit_of, digest_of, listed, read_file, tree, within
 from launcher.errors import BAD_INPUT, ConfigError, RunError, SubmissionError
-from launcher.files import ownership, run_files
+from launcher.files import folder_checks, safe_io
 from launcher.formatting import clean, plural, rough_size
 from launcher.paths import default_runs_dir, new_id, user_cache_dir
 from launcher.redaction import secrets_in
@@ -90,7 +90,7 @@ def _control() -> dict[str, str]:
             continue
         with contextlib.suppress(OSError):
             folder.mkdir(0o700, parents=True, exist_ok=True)
-            if ownership.is_own(folder):
+            if folder_checks.is_own(folder):
                 return {"ControlMaster": "auto", "ControlPath": f"{folder}/%C", "ControlPersist": str(PERSIST)}
     return {}
 
@@ -362,7 +362,7 @@ def _answer(made: Call, frame: Mapping[str, Any], sent: SentCode | None, output:
             raise Unreachable(f"{made.cluster.name}: it asks a question where nobody can answer")
         made.answer({"answer": sys.stdin.readline()})
     elif "file" in frame and output is not None:
-        part = output.with_name(run_files.temporary_name(output.name))
+        part = output.with_name(safe_io.temporary_name(output.name))
         try:
             with part.open("xb") as file:
                 made.take(int(frame["file"]), file.write)
@@ -378,7 +378,7 @@ def _answer(made: Call, frame: Mapping[str, Any], sent: SentCode | None, output:
 # -- submissions and their code
 #
 # A list of the code's files (names, sizes, SHA-256) is known by its own digest. If the other side has a folder of this
-# digest, nothing else is sent. Otherwise it gets the list, and asks for the contents that it lacks (cli/far.py).
+# digest, nothing else is sent. Otherwise it gets the list, and asks for the contents that it lacks (cli/ssh_serve.py).
 
 
 @dataclass(frozen=True)

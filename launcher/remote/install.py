@@ -187,7 +187,7 @@ def install(cluster: RemoteCluster, python: FarPython, activate: Sequence[str], 
         archive.add(wheels, "wheels")
         script = "\n".join([
             "#!/bin/bash -l", *activate, r"[ $# -gt 0 ] || printf '\036LAUNCHER\n'",
-            f'exec "$HOME"/{folder}/venv/bin/python -I -m launcher.cli.far "$@"', "",
+            f'exec "$HOME"/{folder}/venv/bin/python -I -m launcher.cli.ssh_serve "$@"', "",
         ]).encode()  # fmt: skip
         entry = tarfile.TarInfo("launcher")
         entry.size, entry.mode = len(script), 0o700
@@ -199,6 +199,6 @@ def install(cluster: RemoteCluster, python: FarPython, activate: Sequence[str], 
         *activate, "umask 077", f"new=$HOME/{folder}", 'mkdir -p "$new" || exit 1',
         "set_up() {", 'cd "$new" && tar xf - &&', f"{python.python} -m venv --system-site-packages venv &&",
         more, "venv/bin/python -I -m pip --disable-pip-version-check -q install --no-index --no-deps wheels/*.whl",
-        '[ $? = 0 ] && rm -rf wheels && venv/bin/python -I -c "import launcher.cli.far"', "}",
+        '[ $? = 0 ] && rm -rf wheels && venv/bin/python -I -c "import launcher.cli.ssh_serve"', "}",
         f'set_up && ln -sfn "$new" "$HOME/{there}" && exit 0', 'rm -rf "$new"; exit 1',
     ]), packed.getvalue())  # fmt: skip

@@ -28,8 +28,8 @@ from typing import Any
 from launcher import processes
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode
-from launcher.files import run_files
-from launcher.files.shared_files import exists, explain, unwrap
+from launcher.files import safe_io
+from launcher.files.retried_reads import exists, explain, unwrap
 from launcher.rendezvous.signed_channel import Channel, ChannelError, Hub, refused, wait_for
 from launcher.runs import events
 from launcher.runs.events import Accused, Fault, Place
@@ -603,7 +603,7 @@ class Rounds:
         }  # fmt: skip
         self._folder.mkdir(mode=0o700, exist_ok=True)
         try:
-            run_files.create(self._folder / f"{number}.json", json.dumps(values).encode())
+            safe_io.create(self._folder / f"{number}.json", json.dumps(values).encode())
         except FileExistsError:
             return self._of_number(number) == Round(
                 number, leader.host, port, leader.index, tuple(member.index for member in members)

@@ -34,7 +34,7 @@ from typing import Any, TypeAlias
 
 from launcher import size_limits
 from launcher.failures.codes import FaultCode
-from launcher.files.shared_files import explain
+from launcher.files.retried_reads import explain
 from launcher.formatting import log_line
 from launcher.runs import events
 from launcher.runs.events import Fault

@@ -12,7 +12,7 @@ from typing import Any
 from launcher.checkpoint import format as checkpoints
 from launcher.errors import RunError
 from launcher.files.json_types import misfit
-from launcher.files.shared_files import read_json, unwrap
+from launcher.files.retried_reads import read_json, unwrap
 from launcher.formatting import clean, long_size
 from launcher.monitoring.run_status import RunStatus
 from launcher.redaction import HIDDEN, is_secret, public

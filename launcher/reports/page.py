@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import LauncherError
-from launcher.files import run_files
+from launcher.files import safe_io
 from launcher.formatting import clean, exact_time, long_size, si, si_unit, three_digits
 from launcher.formatting import number as number_text
 from launcher.reports.collect import (
@@ -516,7 +516,7 @@ def _packed(path: Path) -> str:
 def write(path: Path, text: str) -> None:
     """Writes a page atomically, for the user alone; raises LauncherError."""
     try:
-        run_files.replace(path, text.encode(), sync=False)
+        safe_io.replace(path, text.encode(), sync=False)
     except OSError as error:
         why = f"{path} cannot be written ({error.strerror}): choose another place with --output FILE"
         raise LauncherError(why) from None

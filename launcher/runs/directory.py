@@ -53,9 +53,9 @@ from launcher.errors import NO_RETRY, RESUME, ConfigError, RunError, Unavailable
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode
 from launcher.fast_dataclasses import Struct, replace
-from launcher.files import ownership, run_files
+from launcher.files import folder_checks, safe_io
 from launcher.files.json_types import misfit
-from launcher.files.shared_files import (
+from launcher.files.retried_reads import (
     Ok,
     Outcome,
     Unavailable,
@@ -141,8 +141,8 @@ class Run(Struct):
         Raises RunError: the directory is incomplete, and others can write to it.
         """
         try:
-            ownership.require_safe_way(path.parent, f"runs_dir={path.parent}")
-            run_files.make_folder(path.parent)
+            folder_checks.require_safe_way(path.parent, f"runs_dir={path.parent}")
+            safe_io.make_folder(path.parent)
             try:
                 path.mkdir(mode=0o700)
             except FileExistsError:
@@ -153,7 +153,7 @@ class Run(Struct):
             for folder in (path / "submitit", path / "attempts"):
                 folder.mkdir(mode=0o700, exist_ok=True)
             if not (path / SECRET).exists():
-                ownership.make_secret(path / SECRET)
+                folder_checks.make_secret(path / SECRET)
         except UnavailableError:
             raise
         except OSError as error:
@@ -182,13 +182,13 @@ class Run(Struct):
         from launcher.plan.plan import plan_misfit
 
         try:
-            text = run_files.json_text(record_of(plan, config, facts), size_limits.RECORD_BYTES, lines=sync)
+            text = safe_io.json_text(record_of(plan, config, facts), size_limits.RECORD_BYTES, lines=sync)
             wrong = plan_misfit(json.loads(text)["plan"])
         except ValueError as error:
             wrong = str(error)
         if wrong:
             raise ConfigError(f"the record of {self.id} could not be read again: {wrong}")
-        run_files.write(self.path / "record.json", text, sync=sync)
+        safe_io.write(self.path / "record.json", text, sync=sync)
 
     def mark(self, name: str) -> None:
         (self.path / name).touch(mode=0o600)
@@ -223,7 +223,7 @@ class Run(Struct):
 
     def write_result(self, metrics: Mapping[str, Any]) -> list[str]:
         """Writes the run's metrics. Returns the name of each that is left out since it could not be read, and why."""
-        text, left = run_files.json_that_fits(metrics, size_limits.RESULT_BYTES)
+        text, left = safe_io.json_that_fits(metrics, size_limits.RESULT_BYTES)
         self._write("result.json", text)
         return left
 
@@ -237,7 +237,7 @@ class Run(Struct):
         """Links the run as its id in `index`, and as `latest` there and beside it; errors are ignored."""
         for folder in {self.path.parent, index}:
             with contextlib.suppress(OSError):  # the job does not need the links
-                run_files.make_folder(folder)
+                safe_io.make_folder(folder)
                 if folder != self.path.parent:
                     _relink(folder / self.id, self.path)
                     live_index.add_to(folder, self.id)
@@ -252,7 +252,7 @@ class Run(Struct):
                 link.unlink()
 
     def _write(self, name: str, text: str) -> Path:
-        return run_files.write(self.path / name, text)
+        return safe_io.write(self.path / name, text)
 
     # -- read by commands and by the job
 
@@ -326,7 +326,7 @@ class Run(Struct):
     def secret(self) -> bytes:
         """Returns the run's secret, made if missing; raises RunError if it is damaged or others can read it."""
         path = self.path / SECRET
-        secret = unwrap(retry_read(lambda: ownership.secret_of_file(path), path))  # old versions made none
+        secret = unwrap(retry_read(lambda: folder_checks.secret_of_file(path), path))  # old versions made none
         if secret is None:
             raise RunError(f"{path} is gone")
         return secret
@@ -420,7 +420,7 @@ def record_of(plan: JobPlan, config: Mapping[str, Any], facts: Mapping[str, Any]
 
 
 def _relink(link: Path, target: Path) -> None:
-    temporary = link.with_name(run_files.temporary_name(link.name))
+    temporary = link.with_name(safe_io.temporary_name(link.name))
     temporary.symlink_to(target)
     try:
         temporary.replace(link)
@@ -452,7 +452,7 @@ def problems(run: Run, *, whole: bool = False) -> list[str]:
 
 
 def _require_regular(path: Path) -> None:
-    run_files.open_regular(path).close()
+    safe_io.open_regular(path).close()
 
 
 def _wrong_lines(path: str, *, ends: bool = False) -> list[str]:

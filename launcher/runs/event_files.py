@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher import size_limits
-from launcher.files import run_files
+from launcher.files import safe_io
 from launcher.files.json_types import LATEST, misfit
-from launcher.files.shared_files import retry_read, unwrap
+from launcher.files.retried_reads import retry_read, unwrap
 from launcher.formatting import long_size
 from launcher.runs import events
 from launcher.runs.events import Event
@@ -29,11 +29,11 @@ _JOINT_PARSE_LIMIT = 1 << 22  # bytes; fewer bytes of lines are parsed as one JS
 
 
 def append(path: Path, event: Event, *, sync: bool = False) -> None:
-    """Appends one event to an event file (`run_files.append`). An event without a time gets the present one.
+    """Appends one event to an event file (`safe_io.append`). An event without a time gets the present one.
 
     Raises TypeError (what is no JSON) or ValueError (the event exceeds a bound of events or of JSON).
     """
-    run_files.append(path, run_files.json_text(entry(event), size_limits.EVENT_BYTES, lines=False) + "\n", sync=sync)
+    safe_io.append(path, safe_io.json_text(entry(event), size_limits.EVENT_BYTES, lines=False) + "\n", sync=sync)
 
 
 def entry(event: Event) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def read_on(path: Path | str, offset: int) -> tuple[list[dict[str, Any]], int]:
     Raises RunError: the path is not a regular file.
     """
     most = size_limits.EVENTS_BYTES
-    found = unwrap(retry_read(lambda: run_files.read_range(path, offset, offset + most, most), path))
+    found = unwrap(retry_read(lambda: safe_io.read_range(path, offset, offset + most, most), path))
     if found is None:
         return [], offset
     data, start = found
@@ -81,7 +81,7 @@ def problems(path: Path | str, *, ends: bool = False) -> list[str]:
     """Returns a message for each invalid line but the last, which may grow; `ends`: of a long file's ends only."""
     for checked in (_CHECKED_BYTES, 2 * size_limits.EVENT_BYTES):  # more if a line is longer
         pieces = unwrap(retry_read(
-            lambda: run_files.read_ends(path, checked, checked) if ends else _pieces(path), path  # noqa: B023
+            lambda: safe_io.read_ends(path, checked, checked) if ends else _pieces(path), path  # noqa: B023
         ))  # fmt: skip
         if all(b"\n" in piece for piece in pieces or ()):
             break
@@ -113,7 +113,7 @@ def first_and_last(path: Path | str) -> list[dict[str, Any]]:
 
 def _ends(path: Path | str, series: Sequence[bytes]) -> list[dict[str, Any]]:
     def found() -> list[dict[str, Any]]:
-        with run_files.open_regular(path) as file:
+        with safe_io.open_regular(path) as file:
             size, most = os.fstat(file.fileno()).st_size, 2 * (size_limits.EVENT_BYTES + 1)
             length = _END_BYTES
             while True:  # until the lines are read, however long they are
@@ -140,7 +140,7 @@ def _ends(path: Path | str, series: Sequence[bytes]) -> list[dict[str, Any]]:
 
 
 def _pieces(path: Path | str) -> list[bytes]:
-    with run_files.open_regular(path) as file:
+    with safe_io.open_regular(path) as file:
         size, most = os.fstat(file.fileno()).st_size, size_limits.EVENTS_BYTES
         if size <= most:
             return [file.read(size)]
@@ -206,7 +206,7 @@ def _misfit(event: object) -> str | None:
     if not isinstance(moment, (int, float)) or isinstance(moment, bool) or not 0 <= moment < LATEST:
         return "time is not a time"
     try:
-        run_files.require_json_bounds(event)
+        safe_io.require_json_bounds(event)
     except ValueError as error:
         return str(error)
     return misfit(event, events.TYPES[kind], "") if kind in events.TYPES else None  # else of a newer version

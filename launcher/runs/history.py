@@ -11,8 +11,8 @@ from typing import Any
 
 from launcher import errors, size_limits
 from launcher.fast_dataclasses import Struct
-from launcher.files import run_files
-from launcher.files.shared_files import retry_read, unwrap
+from launcher.files import safe_io
+from launcher.files.retried_reads import retry_read, unwrap
 from launcher.formatting import ranges
 from launcher.processes import Process
 from launcher.runs import event_files
@@ -239,7 +239,7 @@ def add_failures(run_dir: Path, cluster: str, failures: int, node_seconds: float
     """Appends what a round has seen, if that is possible; absorbed: failures that copies in memory have made good."""
     seen = {"cluster": cluster, "failures": failures, "absorbed": absorbed, "node_seconds": round(node_seconds)}
     with contextlib.suppress(OSError):
-        run_files.append(failures_file(run_dir), json.dumps(seen) + "\n")
+        safe_io.append(failures_file(run_dir), json.dumps(seen) + "\n")
 
 
 def experience(run_dir: Path, cluster: str, *, memory: bool = False) -> Experience:
@@ -248,7 +248,7 @@ def experience(run_dir: Path, cluster: str, *, memory: bool = False) -> Experien
     memory: whether failures that copies in memory have made good are left out.
     """
     failures, node_seconds = 0, 0.0
-    for seen in run_files.json_lines(failures_file(run_dir), size_limits.FAILURE_LOG_BYTES):
+    for seen in safe_io.json_lines(failures_file(run_dir), size_limits.FAILURE_LOG_BYTES):
         numbers: list[Any] = [seen.get(name, 0) for name in ("failures", "node_seconds", "absorbed")]
         if seen.get("cluster") == cluster and all(type(each) is int and each >= 0 for each in numbers):
             failures, node_seconds = failures + numbers[0] - memory * numbers[2], node_seconds + numbers[1]

@@ -20,8 +20,8 @@ from typing import IO
 
 from launcher.errors import RunError, UnavailableError
 from launcher.fast_dataclasses import Struct
-from launcher.files import run_files, shared_files
-from launcher.files.shared_files import Ok, Unavailable, Wrong, backoff, is_transient, read_text, retry_read, unwrap
+from launcher.files import retried_reads, safe_io
+from launcher.files.retried_reads import Ok, Unavailable, Wrong, backoff, is_transient, read_text, retry_read, unwrap
 from launcher.processes import Process, namespace
 from launcher.runs.job_file import LeaseTimes
 
@@ -151,8 +151,8 @@ class Seen(Struct):
 
 
 def look(path: Path) -> Seen | None:
-    """Returns what the file of a lease is now; None: there is none. OSError as `run_files.open_regular`."""
-    with contextlib.suppress(FileNotFoundError), run_files.open_regular(path) as file:
+    """Returns what the file of a lease is now; None: there is none. OSError as `safe_io.open_regular`."""
+    with contextlib.suppress(FileNotFoundError), safe_io.open_regular(path) as file:
         status = os.fstat(file.fileno())
         return Seen(os.fsdecode(file.read(4096)), status.st_ino, status.st_mtime_ns)
     return None
@@ -166,11 +166,11 @@ def remove(path: Path, is_it: Callable[[Path], bool]) -> None:
     """
     if not is_it(path):
         return
-    aside = path.with_name(run_files.temporary_name(path.name))
+    aside = path.with_name(safe_io.temporary_name(path.name))
     with contextlib.suppress(FileNotFoundError):  # NFS may have lost the reply to a rename that was made
         path.rename(aside)
     if retry_read(lambda: is_it(aside), aside) != Ok(True):
-        unwrap(retry_read(lambda: run_files.link(aside, path), aside))
+        unwrap(retry_read(lambda: safe_io.link(aside, path), aside))
     aside.unlink(missing_ok=True)
 
 
@@ -217,7 +217,7 @@ class Lease:
             except OSError as error:
                 if not is_transient(error):
                     raise
-                if now - answered >= shared_files.IN_A_JOB:
+                if now - answered >= retried_reads.IN_A_JOB:
                     raise UnavailableError(f"{self.path} cannot be read now: {error.strerror}") from None
                 watch.forget()
             waiting()
@@ -241,9 +241,9 @@ class Lease:
 
     def _link(self) -> bool:
         try:
-            return run_files.link(self.own, self.path)
+            return safe_io.link(self.own, self.path)
         except OSError as error:
-            if error.errno in run_files.WITHOUT_LINKS:
+            if error.errno in safe_io.WITHOUT_LINKS:
                 raise WithoutLinks(error.errno, error.strerror, str(self.path)) from None
             raise
 
@@ -329,7 +329,7 @@ class RunLease:
 
     def _write(self, text: str) -> None:
         own = self._lease.own
-        found = retry_read(lambda: self._lease.write(text), own, retry_seconds=shared_files.IN_A_JOB)
+        found = retry_read(lambda: self._lease.write(text), own, retry_seconds=retried_reads.IN_A_JOB)
         if isinstance(found, Unavailable) and not found.is_transient:
             raise RunError(f"{_cannot_write(own.parent)} ({found.reason})")
         if unwrap(found) is None:
@@ -378,7 +378,7 @@ def win(run_dir: str, race: str, job: str) -> None:
     """Makes a job, which holds the lease, the winner of a race for ever; raises RaceLost or RunError."""
     require_not_lost(run_dir, race, job)
     mark = Path(run_dir, f".race-{race}")
-    if unwrap(retry_read(lambda: run_files.write(mark, f"{job}\n"), mark, retry_seconds=shared_files.IN_A_JOB)) is None:
+    if unwrap(retry_read(lambda: safe_io.write(mark, f"{job}\n"), mark, retry_seconds=retried_reads.IN_A_JOB)) is None:
         raise RunError(_cannot_write(mark.parent))
 
 
@@ -458,7 +458,7 @@ def use_folder(folder: Path) -> None:
             print(f"launcher: looks for up to {TIMEOUT:g} s whether {user[0]}, which used {folder}, runs", flush=True)
         time.sleep(POLL)
     if user != (run_dir, lease):
-        run_files.write(folder / RUN_FILE, f"{run_dir}\n{lease}\n")
+        safe_io.write(folder / RUN_FILE, f"{run_dir}\n{lease}\n")
 
 
 def other_user(folder: Path, run_dir: Path) -> str | None:
@@ -530,7 +530,7 @@ class Holder(Struct):
 def hold(path: Path, timeout: float = MOMENTS, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Holds a lease in the block, and waits for it first; raises OSError, UnavailableError."""
     mine = Holder.here()
-    lease = Lease(path, path.with_name(run_files.temporary_name(path.name)))
+    lease = Lease(path, path.with_name(safe_io.temporary_name(path.name)))
 
     def dead(seen: Seen, watch: HolderWatch) -> bool:
         return mine.is_dead(Holder.parse(seen.text), watch.unchanged, timeout)

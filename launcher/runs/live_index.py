@@ -18,7 +18,7 @@ and no lock is needed:
 
 For a point of a sweep, the index has the sweep. An index that is a symbolic link, or not the user's own, is not used:
 a user who can write to RUNS_DIR could otherwise make this user create or remove files elsewhere
-(launcher/files/ownership.py).
+(launcher/files/folder_checks.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from launcher.files import ownership, run_files
+from launcher.files import folder_checks, safe_io
 from launcher.paths import default_runs_dir
 
 FOLDER, WHOLE = ".live", ".whole"
@@ -58,7 +58,7 @@ def add_to(runs_dir: Path, name: str) -> None:
     for _ in range(3):  # another command may remove it meanwhile
         with contextlib.suppress(OSError):
             file.parent.mkdir(mode=0o700, exist_ok=True)
-            if not ownership.is_own(file.parent):
+            if not folder_checks.is_own(file.parent):
                 return
             _counts(runs_dir, name).unlink(missing_ok=True)
             file.touch(mode=0o600)
@@ -70,7 +70,7 @@ def remove(runs_dir: Path, name: str, *, done: bool = False) -> bool:
     """Removes a run or sweep that is over, and returns whether it did; unless `done`, not if younger than SETTLED."""
     file = runs_dir / FOLDER / name
     aside = file.with_name(f".{name}.{os.getpid()}")
-    if not ownership.is_own(file.parent):
+    if not folder_checks.is_own(file.parent):
         return False
     try:
         _counts(runs_dir, name).unlink(missing_ok=True)
@@ -90,7 +90,7 @@ def discard(path: Path) -> None:
     """Removes a run that was not submitted after all; undoes `add`."""
     for folder in (each / FOLDER for each in _folders(path)):
         with contextlib.suppress(OSError):
-            if ownership.is_own(folder):
+            if folder_checks.is_own(folder):
                 (folder / path.name).unlink(missing_ok=True)
                 folder.rmdir()  # fails unless it was the first run
 
@@ -103,14 +103,14 @@ def _counts(runs_dir: Path, name: str) -> Path:
 def write_counts(runs_dir: Path, name: str, number: Mapping[str, int]) -> None:
     """Writes the number of points in each state of a sweep of `runs_dir` that is over. Errors are ignored."""
     with contextlib.suppress(OSError):
-        if ownership.is_own(runs_dir / FOLDER):
-            run_files.write(_counts(runs_dir, name), json.dumps(number), sync=False)
+        if folder_checks.is_own(runs_dir / FOLDER):
+            safe_io.write(_counts(runs_dir, name), json.dumps(number), sync=False)
 
 
 def read_counts(runs_dir: Path, name: str) -> dict[str, int] | None:
     """Returns the number of points in each state that `write_counts` wrote; None: there is no valid file."""
     try:
-        number = run_files.parse_json(run_files.read_whole(_counts(runs_dir, name)))
+        number = safe_io.parse_json(safe_io.read_whole(_counts(runs_dir, name)))
     except (OSError, ValueError):
         return None
     sound = isinstance(number, dict) and number and all(isinstance(each, int) for each in number.values())
@@ -119,7 +119,7 @@ def read_counts(runs_dir: Path, name: str) -> dict[str, int] | None:
 
 def possibly_live(runs_dir: Path) -> set[str] | None:
     """Returns the names of the runs and sweeps that may be live; None: the index is incomplete, so any may be live."""
-    if not ownership.is_own(runs_dir / FOLDER):
+    if not folder_checks.is_own(runs_dir / FOLDER):
         return None
     try:
         names = {entry.name for entry in os.scandir(runs_dir / FOLDER)}
@@ -133,7 +133,7 @@ def rebuild(runs_dir: Path, live: Iterable[str], done: Collection[str]) -> None:
     with contextlib.suppress(OSError):
         folder = runs_dir / FOLDER
         folder.mkdir(mode=0o700, exist_ok=True)
-        if not ownership.is_own(folder):
+        if not folder_checks.is_own(folder):
             return
         for name in {entry.name for entry in os.scandir(folder)}.intersection(done):
             remove(runs_dir, name, done=True)

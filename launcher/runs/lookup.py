@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.errors import NoRunError, near
-from launcher.files.shared_files import ABSENT, NO_FILE, Unavailable, exists, retry_read, unwrap
+from launcher.files.retried_reads import ABSENT, NO_FILE, Unavailable, exists, retry_read, unwrap
 from launcher.paths import default_runs_dir
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import PILOT, Sweep, require_known

@@ -17,8 +17,8 @@ from pathlib import Path
 from launcher import size_limits
 from launcher.errors import UnavailableError
 from launcher.fast_dataclasses import Struct
-from launcher.files import run_files
-from launcher.files.shared_files import explain, is_transient, retry_read, unwrap
+from launcher.files import safe_io
+from launcher.files.retried_reads import explain, is_transient, retry_read, unwrap
 from launcher.runs import event_files
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Started, first
@@ -129,7 +129,7 @@ def file_names(job: str | None) -> list[str]:
 def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -> list[str]:
     """Returns the last lines, in at most so many bytes, of a file or range (end=None: its end); [] if unreadable."""
     try:
-        data, start = run_files.read_range(path, begin, end, most)
+        data, start = safe_io.read_range(path, begin, end, most)
     except OSError:
         return []
     lines = [last_state(line) for line in data.decode(errors="replace").split("\n")]
@@ -184,7 +184,7 @@ def read(path: Path, begin: int, end: int | None, *, last: bool) -> Iterator[byt
     last: whether the file no longer grows, so that an incomplete last line is yielded too.
     Raises RunError: the path is not a regular file.
     """
-    file = unwrap(retry_read(lambda: run_files.open_regular(path), path, retry_seconds=0))
+    file = unwrap(retry_read(lambda: safe_io.open_regular(path), path, retry_seconds=0))
     if file is None:
         return
     with file:
@@ -222,7 +222,7 @@ def start_of_last(
     """
     found, first = 0, begin
     try:
-        with run_files.open_regular(path) as file:
+        with safe_io.open_regular(path) as file:
             size = file.seek(0, 2)
             position, tail = size if end is None else min(end, size), b""
             while position > begin:

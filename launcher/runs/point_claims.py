@@ -32,8 +32,8 @@ from pathlib import Path
 
 from launcher import size_limits
 from launcher.errors import RunError
-from launcher.files import run_files
-from launcher.files.shared_files import list_names, read_text, retry_read, unwrap
+from launcher.files import safe_io
+from launcher.files.retried_reads import list_names, read_text, retry_read, unwrap
 from launcher.processes import Process, namespace
 from launcher.runs import event_files
 from launcher.runs.events import Event, ManagerBegan, ManagerEnded, known
@@ -285,9 +285,9 @@ class Claims:
         one.touch(mode=0o600)
         try:
             two.unlink(missing_ok=True)
-            run_files.link(one, two)
+            safe_io.link(one, two)
         except OSError as error:
-            if error.errno not in run_files.WITHOUT_LINKS:
+            if error.errno not in safe_io.WITHOUT_LINKS:
                 raise
             raise RunError(
                 f"{sweep} is on a file system without hard links ({error.strerror}), by which pilots share the points: "
@@ -338,10 +338,10 @@ class Claims:
             mark = self._folder / (f"{name}.{serial}" if serial else name)
             if mark not in self._made:
                 with contextlib.suppress(FileExistsError):
-                    run_files.create(mark, name.encode())  # the content is read by `_by_content`
+                    safe_io.create(mark, name.encode())  # the content is read by `_by_content`
                 self._made.add(mark)
             try:
-                made = run_files.link(mark, path)
+                made = safe_io.link(mark, path)
             except OSError as error:
                 if error.errno != errno.EMLINK:
                     raise

@@ -37,9 +37,9 @@ from launcher.config.overrides import key_of
 from launcher.config.search_space import Dimension, Goal, Method
 from launcher.errors import ConfigError, NoRunError, RunError
 from launcher.fast_dataclasses import Struct
-from launcher.files import ownership, run_files
+from launcher.files import folder_checks, safe_io
 from launcher.files.json_types import as_json, from_json, misfit
-from launcher.files.shared_files import exists, read_bytes, read_json, read_text, unwrap
+from launcher.files.retried_reads import exists, read_bytes, read_json, read_text, unwrap
 from launcher.formatting import long_size, ranges
 from launcher.runs import directory, event_files, events, live_index
 from launcher.runs.directory import Run
@@ -123,9 +123,9 @@ class Sweep(Struct):
         """Makes a sweep directory unless it exists; ConfigError: it cannot; RunError: others can write to it."""
         if unwrap(exists(path / "record.json")):
             raise ConfigError(f"{path} is a run: choose another sweep.id")
-        ownership.require_safe_way(path.parent, f"runs_dir={path.parent}")
+        folder_checks.require_safe_way(path.parent, f"runs_dir={path.parent}")
         try:
-            run_files.make_folder(path)
+            safe_io.make_folder(path)
             (path / "arrays").mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise ConfigError(
@@ -140,7 +140,7 @@ class Sweep(Struct):
 
     def write(self, manifest: SweepManifest) -> None:
         """Writes the manifest atomically, without the points of a search; raises ConfigError as `text_of`."""
-        run_files.write(self.path / RECORD, text_of(manifest))
+        safe_io.write(self.path / RECORD, text_of(manifest))
 
     def manifest(self) -> SweepManifest:
         """Returns the manifest, with the points of a search that were chosen so far.
@@ -218,7 +218,7 @@ class Sweep(Struct):
         """Adds a request to run points on this machine. restart: whether points that have run before are run again."""
         live_index.add(self.path)
         since = time.time() if restart else 0.0
-        run_files.append(self.path / "points", f"{since} {ranges(points)}\n")
+        safe_io.append(self.path / "points", f"{since} {ranges(points)}\n")
 
     def local_requests(self) -> dict[int, float]:
         """Returns the points that this machine is to start, with the time of the request (since the epoch), by time.
@@ -410,10 +410,10 @@ class SearchRecord:
 
     def create(self, settings: SearchSettings, template: Mapping[str, Any]) -> None:
         """Writes the settings and the template (`points.template_of`); the journal of trials is kept."""
-        run_files.make_folder(self.folder)
-        run_files.write(self.folder / "template.json", json.dumps(template))
+        safe_io.make_folder(self.folder)
+        safe_io.write(self.folder / "template.json", json.dumps(template))
         values = {"format": SEARCH_FORMAT, **as_json(settings)}
-        run_files.write(self.folder / "settings.json", json.dumps(values, indent=1))
+        safe_io.write(self.folder / "settings.json", json.dumps(values, indent=1))
 
     def settings(self) -> SearchSettings:
         """Returns the settings; raises RunError if there are none, or damaged ones, or ones of another version."""
@@ -467,7 +467,7 @@ def journal_entries(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
                 f"{path} cannot be read: line {number} has more than {long_size(size_limits.SEARCH_LINE_BYTES)}"
             )
         with contextlib.suppress(ValueError):
-            if isinstance(entry := run_files.parse_json(line), dict) and isinstance(entry.get("op_code"), int):
+            if isinstance(entry := safe_io.parse_json(line), dict) and isinstance(entry.get("op_code"), int):
                 yield entry
 
 

@@ -23,8 +23,8 @@ from submitit.core import core, utils
 from launcher import redaction
 from launcher.environment import secrets
 from launcher.errors import ConfigError, SubmissionError, UnavailableError
-from launcher.files.run_files import naming, write
-from launcher.files.shared_files import read_text, unwrap
+from launcher.files.retried_reads import read_text, unwrap
+from launcher.files.safe_io import naming, write
 from launcher.plan.plan import JobPlan
 from launcher.processes import Process
 from launcher.runs.directory import Run

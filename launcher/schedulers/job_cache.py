@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from launcher.fast_dataclasses import Struct
-from launcher.files import run_files
-from launcher.files.run_files import write
+from launcher.files import safe_io
+from launcher.files.safe_io import write
 from launcher.paths import user_cache_dir
 from launcher.schedulers import registry
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
@@ -125,7 +125,7 @@ class SharedSnapshot:
     @contextlib.contextmanager
     def _only_one(self, timeout: float) -> Iterator[None]:
         try:
-            run_files.make_folder(self._file.parent)
+            safe_io.make_folder(self._file.parent)
             lock = os.open(self._file.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
             yield

@@ -16,7 +16,7 @@ from typing import Protocol
 from launcher import errors
 from launcher.errors import ConfigError
 from launcher.fast_dataclasses import Struct
-from launcher.files.shared_files import Ok, exists
+from launcher.files.retried_reads import Ok, exists
 from launcher.paths import own_module
 from launcher.runs.directory import Events, current_attempt
 from launcher.runs.events import StopRequested

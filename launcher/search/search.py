@@ -32,9 +32,9 @@ from launcher import size_limits
 from launcher.config import search_space
 from launcher.config.search_space import Dimension, Method
 from launcher.errors import RunError, UnavailableError
-from launcher.files import run_files
-from launcher.files.run_files import naming, open_regular, open_to_append, write_all
-from launcher.files.shared_files import retry_read, unwrap
+from launcher.files import safe_io
+from launcher.files.retried_reads import retry_read, unwrap
+from launcher.files.safe_io import naming, open_regular, open_to_append, write_all
 from launcher.formatting import long_size
 from launcher.runs.directory import Run, token_of
 from launcher.runs.events import Pruned
@@ -439,8 +439,8 @@ class SearchPoints:
             Run.create(run.path)
             record = record_of(self._template, f"{self._sweep.id}/{number}", overrides)
             record["token"] = token_of(record["plan"]["run_dir"])
-            text = run_files.json_text(record, size_limits.RECORD_BYTES, lines=False)
-            run_files.write(run.path / "record.json", text, sync=False)
+            text = safe_io.json_text(record, size_limits.RECORD_BYTES, lines=False)
+            safe_io.write(run.path / "record.json", text, sync=False)
         return run
 
     def to_prune(self, number: int) -> bool:

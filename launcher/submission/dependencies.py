@@ -20,8 +20,8 @@ from typing import Any
 
 from launcher.errors import ConfigError, RunError, near
 from launcher.fast_dataclasses import Struct
-from launcher.files import ownership, run_files
-from launcher.files.shared_files import list_names, read_text, unwrap
+from launcher.files import folder_checks, safe_io
+from launcher.files.retried_reads import list_names, read_text, unwrap
 from launcher.monitoring import sweep_status
 from launcher.monitoring.run_status import JobMonitor, RunState, queries, status_of
 from launcher.plan.plan import JobPlan
@@ -199,10 +199,10 @@ def blocking_jobs(plan: JobPlan) -> list[str]:
         return []
     dependencies = _dependencies_of(plan)
     for dependency in dependencies:
-        if dependency.decision is not StartDecision.NEVER and ownership.is_own(dependency.path):
+        if dependency.decision is not StartDecision.NEVER and folder_checks.is_own(dependency.path):
             with contextlib.suppress(OSError):  # without the file, the job reads the state when it starts
                 (dependency.path / FOLLOWERS).mkdir(mode=0o700, exist_ok=True)
-                run_files.write(dependency.path / FOLLOWERS / plan.run_id.replace("/", "_"), plan.run_dir)
+                safe_io.write(dependency.path / FOLLOWERS / plan.run_id.replace("/", "_"), plan.run_dir)
     return jobs_to_wait_for(dependencies)
 
 

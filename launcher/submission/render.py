@@ -19,9 +19,9 @@ from launcher.environment import container_command, programs, secrets
 from launcher.environment.programs import SetupLine
 from launcher.errors import ConfigError, near
 from launcher.fast_dataclasses import Struct
-from launcher.files import run_files
+from launcher.files import safe_io
 from launcher.files.json_types import as_json
-from launcher.files.shared_files import SEEN
+from launcher.files.retried_reads import SEEN
 from launcher.paths import own_module, resource, user_config_dir
 from launcher.plan.plan import JobPlan, texts_in
 from launcher.runs import lease
@@ -221,7 +221,7 @@ def write(run: Run, plan: JobPlan, *, token: str) -> Path:
 def write_array(plan: JobPlan, path: Path, *, token: str, array: str, elements: Path) -> Path:
     text = rendered(plan, token=token, array=array, elements=elements)
     _write_beside(text, plan, elements)
-    return run_files.write(path, text.script)
+    return safe_io.write(path, text.script)
 
 
 def setup_lines(plan: JobPlan) -> list[SetupLine]:
@@ -317,9 +317,9 @@ def _path_of(name: str, plan: JobPlan, elements: Path | None) -> Path:
 
 
 def _write_beside(text: RenderedScript, plan: JobPlan, elements: Path | None) -> None:
-    run_files.write(_path_of(NAME, plan, elements), text.job)
+    safe_io.write(_path_of(NAME, plan, elements), text.job)
     if text.after is not None:
-        run_files.write(_path_of(AFTER, plan, elements), text.after)
+        safe_io.write(_path_of(AFTER, plan, elements), text.after)
 
 
 def _environment_file(plan: JobPlan, scheduler: Scheduler, elements: Path | None) -> str | None:

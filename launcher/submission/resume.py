@@ -17,7 +17,7 @@ from launcher.environment import secrets, snapshot
 from launcher.environment.repository import sent_tree
 from launcher.errors import ConfigError, RunError, program
 from launcher.fast_dataclasses import Struct
-from launcher.files.ownership import require_own
+from launcher.files.folder_checks import require_own
 from launcher.monitoring.run_status import JobMonitor, RunState, queries, rerun, status_of
 from launcher.plan.limits import pools_by_key
 from launcher.runs.directory import Run

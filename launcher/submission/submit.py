@@ -23,7 +23,7 @@ from launcher.environment import repository, snapshot
 from launcher.environment import secrets as secret
 from launcher.errors import ConfigError, SubmissionError, UnavailableError
 from launcher.fast_dataclasses import Struct
-from launcher.files.shared_files import explain
+from launcher.files.retried_reads import explain
 from launcher.formatting import clean
 from launcher.paths import default_runs_dir
 from launcher.plan.plan import JobPlan, keys_of

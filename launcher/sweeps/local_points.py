@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from launcher.errors import DONE, FAILED, LauncherError, UnavailableError
-from launcher.files.shared_files import LONGEST
+from launcher.files.retried_reads import LONGEST
 from launcher.runs.directory import token_of
 from launcher.runs.events import ProcessStarted, last
 from launcher.runs.history import journal_events, process_of

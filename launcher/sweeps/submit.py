@@ -23,7 +23,7 @@ from launcher.agent import payload
 from launcher.environment import secrets as secret
 from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
-from launcher.files.shared_files import exists, unwrap
+from launcher.files.retried_reads import exists, unwrap
 from launcher.formatting import plural
 from launcher.monitoring.run_status import JobMonitor, RunState, queries, status_of
 from launcher.monitoring.sweep_status import LiveArray, live_jobs, live_pilots, point_statuses, throttle_each

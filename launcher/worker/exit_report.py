@@ -33,7 +33,7 @@ from typing import Any
 from launcher import errors, formatting, processes, size_limits
 from launcher.failures.error_patterns import LOG_LINES, LOST_PEER
 from launcher.failures.tracebacks import last_error
-from launcher.files import run_files
+from launcher.files import safe_io
 from launcher.worker import script
 
 GATE, REPORT, MEMORY = "LAUNCHER_GATE", "LAUNCHER_REPORT", "LAUNCHER_MEMORY"
@@ -140,7 +140,7 @@ def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) ->
         returned = call() or {}
         if os.environ.get("LOCAL_RANK", "0") != "0":  # only the first rank of an agent passes its metrics on
             returned = {}
-        metrics = json.loads(run_files.json_that_fits(returned, size_limits.RESULT_BYTES)[0])
+        metrics = json.loads(safe_io.json_that_fits(returned, size_limits.RESULT_BYTES)[0])
         script.write_report(report, owner, {"returned": metrics})
         return errors.DONE
     except SystemExit as leave:

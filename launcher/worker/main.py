@@ -32,7 +32,7 @@ from launcher import errors
 from launcher.config import schema
 from launcher.failures.codes import StopReason
 from launcher.failures.error_patterns import LOST_PEER
-from launcher.files import run_files
+from launcher.files import safe_io
 from launcher.paths import own_module
 from launcher.plan import build
 from launcher.plan.build import words as words_of
@@ -97,7 +97,7 @@ def _require_gpu(plan: JobPlan) -> None:
 
 def make_checkpoint_folder(path: Path) -> None:
     """Makes the folder in which a user's own code saves; RunError: others could write to it (pickles)."""
-    run_files.make_folder(path)
+    safe_io.make_folder(path)
     try:
         require_private(path)
     except errors.UnavailableError:

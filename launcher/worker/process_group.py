@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from launcher.failures.codes import FaultCode
-from launcher.files.ownership import SECRET_VARIABLE, secret_of_user
+from launcher.files.folder_checks import SECRET_VARIABLE, secret_of_user
 from launcher.formatting import name_ranks
 from launcher.rendezvous.rounds import Member, RendezvousError, candidate_ports, join_rendezvous, secret_of
 from launcher.runs.directory import current_attempt

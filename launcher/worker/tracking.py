@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from launcher.errors import LauncherError
-from launcher.files import run_files
-from launcher.files.shared_files import read_text, unwrap
+from launcher.files import safe_io
+from launcher.files.retried_reads import read_text, unwrap
 from launcher.formatting import log_line
 from launcher.redaction import public
 from launcher.runs import lease
@@ -86,7 +86,7 @@ class Reporter:
         """Reports progress (see `process_group.progress`); the numbers among `values` also go to the trackers."""
         if self._attempt is None:
             return
-        step, total, values = map(run_files.python_numbers, (step, total, values or {}))  # now, as tensors change
+        step, total, values = map(safe_io.python_numbers, (step, total, values or {}))  # now, as tensors change
         kind, now = "progress" if values else "steps", time.monotonic()
         before, self._done = self._done, 0 < total <= step
         done = self._done and not before  # more steps than `total` are not written one by one
@@ -100,12 +100,12 @@ class Reporter:
     def evaluated(self, step: int, values: Mapping[str, Any]) -> None:
         if self._attempt is None:
             return
-        step, values = map(run_files.python_numbers, (step, values))
+        step, values = map(safe_io.python_numbers, (step, values))
         self._write("evaluated", Evaluated(time=time.time(), step=step, values=values or None))
         self._track("eval", values, step, due=self._due_to_trackers["evaluated"]())
 
     def report(self, metrics: Mapping[str, Any]) -> None:
-        metrics = run_files.python_numbers(metrics)
+        metrics = safe_io.python_numbers(metrics)
         self._metrics.update(metrics)
         if self._attempt:
             lease.require()
@@ -399,7 +399,7 @@ class MLflow:
             number = experiment.experiment_id if experiment else self._new_experiment()
             made = self._client.create_run(number, run_name=self._about.run_id, tags=self._tags())
             run = made.info.run_id
-            run_files.write(self._about.folder / MLFLOW_RUN, f"{self._about.uri} {run}\n")
+            safe_io.write(self._about.folder / MLFLOW_RUN, f"{self._about.uri} {run}\n")
             config = {_mlflow_name(key): value[:LONGEST] for key, value in self._about.config.items()}
             all_of_them = [self._entities.Param(key, value) for key, value in config.items()]
             for start in range(0, len(all_of_them), PARAMETERS):
@@ -477,7 +477,7 @@ class TensorBoard:
     def _begin(self, first: TrackerEntry) -> SummaryWriter:
         about, step = self._about, redone_from(first)
         self._before = set(about.log_dir.glob(FILES)) if about.log_dir.is_dir() else set()
-        run_files.make_folder(about.log_dir)
+        safe_io.make_folder(about.log_dir)
         self._writer = self._kind(str(about.log_dir), purge_step=step if self._before else None)
         self._writer.add_text("config", _table(about.config), step)
         self._writer.add_text("run", _table(about.tags), step)
@@ -556,7 +556,7 @@ class WandB:
 
     def _keep(self) -> None:
         text = json.dumps({"id": self._id, "rows": self._rows, "last": self._last})
-        run_files.write(self._about.folder / WANDB_RUN, text + "\n", sync=False)
+        safe_io.write(self._about.folder / WANDB_RUN, text + "\n", sync=False)
 
 
 def _earlier(about: About) -> tuple[str, int, dict[str, int]]:

@@ -90,7 +90,7 @@ def _go_wrong(rank: int, step: int, folder: Path) -> None:
     if kind == "raise":
         raise ValueError("the loss is a banana")
     if kind == "refuse":
-        from workloads.ranks import WorkloadError
+        from workloads.across_ranks import WorkloadError
 
         raise WorkloadError("this will not do")
     if kind == "hang":

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.checkpoint import format as checkpoints
-from launcher.files import shared_files
+from launcher.files import retried_reads
 
 
 @dataclass
@@ -83,6 +83,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FaultyFiles:
     monkeypatch.setattr(checkpoints, "_open", opened)
     monkeypatch.setattr(checkpoints, "_stat", status)
     monkeypatch.setattr(checkpoints, "_entries", listed)
-    monkeypatch.setattr(shared_files, "FIRST", 0.001)
-    monkeypatch.setattr(shared_files, "LONGEST", 0.001)
+    monkeypatch.setattr(retried_reads, "FIRST", 0.001)
+    monkeypatch.setattr(retried_reads, "LONGEST", 0.001)
     return files

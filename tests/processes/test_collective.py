@@ -18,7 +18,7 @@ from launcher import Env
 from launcher.config.schema import Collective
 from launcher.torch_compat import reduce_scatter_single
 from tests.processes.workload_ranks import RankResult, run_ranks
-from workloads import benchmark_results, collective, hardware_limits, operations
+from workloads import benchmark_results, collective, collective_operations, hardware_limits
 from workloads.benchmark_keys import OPERATIONS, REDOPS, REDUCING, places_of
 
 BOTH = [name for name in OPERATIONS if len(places_of(name, "both")) == 2]
@@ -123,8 +123,10 @@ def corrupt_rank_1(env: Env) -> None:
     """The last element that rank 1 gets is off by one."""
     quick(env)
 
-    def corrupt(operation: operations.Operation) -> operations.Operation:
-        def bind(case: operations.Case, buffers: operations.Buffers, wait: bool) -> operations.Call:
+    def corrupt(operation: collective_operations.Operation) -> collective_operations.Operation:
+        def bind(
+            case: collective_operations.Case, buffers: collective_operations.Buffers, wait: bool
+        ) -> collective_operations.Call:
             call = operation.bind(case, buffers, wait)
 
             def call_and_corrupt() -> None:
@@ -136,7 +138,7 @@ def corrupt_rank_1(env: Env) -> None:
 
         return dataclasses.replace(operation, bind=bind)
 
-    collective.BY_NAME = {name: corrupt(operation) for name, operation in operations.BY_NAME.items()}
+    collective.BY_NAME = {name: corrupt(operation) for name, operation in collective_operations.BY_NAME.items()}
 
 
 def test_a_wrong_result_of_any_collective_is_told() -> None:
@@ -170,13 +172,15 @@ def lack_reduce_scatter(env: Env) -> None:
     """One rank alone is refused."""
     quick(env)
 
-    def bind(case: operations.Case, buffers: operations.Buffers, wait: bool) -> operations.Call:
+    def bind(
+        case: collective_operations.Case, buffers: collective_operations.Buffers, wait: bool
+    ) -> collective_operations.Call:
         if env.rank == 1:
             raise RuntimeError("this backend does not support reduce_scatter\nmore")
         return lambda: None
 
-    operation = dataclasses.replace(operations.BY_NAME["reduce_scatter"], bind=bind)
-    collective.BY_NAME = {**operations.BY_NAME, "reduce_scatter": operation}
+    operation = dataclasses.replace(collective_operations.BY_NAME["reduce_scatter"], bind=bind)
+    collective.BY_NAME = {**collective_operations.BY_NAME, "reduce_scatter": operation}
 
 
 def test_an_operation_that_the_backend_lacks_is_told() -> None:
@@ -294,9 +298,9 @@ def test_collective_settings_are_checked(changes: dict[str, Any], text: str) -> 
 
 
 def test_every_operation_of_the_login_node_exists() -> None:
-    assert tuple(operations.BY_NAME) == tuple(each.name for each in operations.ALL)
-    assert set(operations.BY_NAME) == set(OPERATIONS)
-    for operation in operations.ALL:
+    assert tuple(collective_operations.BY_NAME) == tuple(each.name for each in collective_operations.ALL)
+    assert set(collective_operations.BY_NAME) == set(OPERATIONS)
+    for operation in collective_operations.ALL:
         places = places_of(operation.name, "both")
         assert ("in" in places) == (operation.one_buffer or operation.shared is not None)
         assert ("out" in places) == (not operation.one_buffer)

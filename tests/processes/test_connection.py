@@ -438,7 +438,7 @@ class FlakyFolder:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, failures: int) -> None:
         self.left, self._name, self._real = failures, name, os.stat
-        monkeypatch.setattr("launcher.files.shared_files.os.stat", self._stat)
+        monkeypatch.setattr("launcher.files.retried_reads.os.stat", self._stat)
 
     def _stat(self, path: Any, **options: Any) -> os.stat_result:
         if self.left and str(path).endswith(self._name):

@@ -21,8 +21,8 @@ from tests.processes.workload_ranks import RankResult, run_ranks
 from tests.torch_features import needs_fsdp_on_cpus
 from tests.unit.plans import run_settings
 from workloads import fsdp, training
+from workloads.across_ranks import WorkloadError
 from workloads.fsdp import Trainer, compute_dtype, main
-from workloads.ranks import WorkloadError
 
 pytestmark = needs_fsdp_on_cpus
 

@@ -23,10 +23,10 @@ from launcher.reports.page import matrix_figures
 from tests.chaos.slow_node import delay
 from tests.processes.workload_ranks import RankResult, run_ranks
 from tests.unit.plans import plan_of
-from workloads import benchmark_keys, benchmark_results, exchanges, hardware_limits, matrix, p2p
+from workloads import benchmark_keys, benchmark_results, hardware_limits, p2p, p2p_matrix, p2p_patterns
 from workloads.benchmark_keys import PATTERNS
 from workloads.hooks import Benchmark
-from workloads.matrix import WRITTEN_ROWS, WRITTEN_SLOW, Matrix
+from workloads.p2p_matrix import WRITTEN_ROWS, WRITTEN_SLOW, Matrix
 
 
 def p2p_config(**changes: Any) -> P2P:
@@ -93,7 +93,7 @@ def test_all_patterns_are_right(world_size: int, nnodes: int, tmp_path: Path) ->
         "batched": world_size * pairs, "ring": world_size**2, "fanout": pairs,
     }  # fmt: skip
     for (name, size), row in rows.items():
-        more = 10 if size == 4096 and name in exchanges.PATTERNS else 1
+        more = 10 if size == 4096 and name in p2p_patterns.PATTERNS else 1
         assert (row["iterations"], row["count"], row["wrong"]) == (2 * more, size // 4, 0)
         assert row["bandwidth"] == pytest.approx(row["messages"] * size / row["seconds"]["median"])
         every = row["messages"] * row["iterations"] * row["count"]
@@ -105,7 +105,7 @@ def test_all_patterns_are_right(world_size: int, nnodes: int, tmp_path: Path) ->
 
 
 def one_peer_at_once(env: Env) -> None:
-    patch.object(exchanges, "AT_ONCE", 1).start()
+    patch.object(p2p_patterns, "AT_ONCE", 1).start()
 
 
 def test_patterns_take_many_peers_in_turns() -> None:
@@ -214,7 +214,7 @@ def test_a_matrix_of_ranks_has_all_of_them(tmp_path: Path) -> None:
 
 def judge_on_rank_0(env: Env) -> None:
     if env.rank:
-        patch.object(matrix, "Measured", side_effect=AssertionError("another rank has the matrix")).start()
+        patch.object(p2p_matrix, "Measured", side_effect=AssertionError("another rank has the matrix")).start()
 
 
 def test_rank_0_alone_has_the_matrix(tmp_path: Path) -> None:
@@ -227,10 +227,10 @@ def matrix_of(hosts: list[str], bad: dict[int, float], **changes: Any) -> Matrix
     size = len(hosts)
     rows = [[None if a == b else 1e9 * min(bad.get(a, 1), bad.get(b, 1)) for b in range(size)] for a in range(size)]
     times = [[None if a == b else 1e-4 for b in range(size)] for a in range(size)]
-    seen = matrix.Measured(list(range(size)), times, rows)
-    slow = matrix.slow_pairs(seen, 0.7, 3)
+    seen = p2p_matrix.Measured(list(range(size)), times, rows)
+    slow = p2p_matrix.slow_pairs(seen, 0.7, 3)
     return Matrix(
-        list(range(size)), hosts, hosts, seen, (1024, 2**20), slow, matrix.suspects(seen, slow), 3, 1, {}, **changes
+        list(range(size)), hosts, hosts, seen, (1024, 2**20), slow, p2p_matrix.suspects(seen, slow), 3, 1, {}, **changes
     )
 
 
@@ -246,7 +246,7 @@ def matrix_of(hosts: list[str], bad: dict[int, float], **changes: Any) -> Matrix
     ],
 )  # fmt: skip
 def test_the_verdict_ends_with_what_to_do(bad: dict[int, float], how: str, last: list[str]) -> None:
-    lines = matrix.lines(matrix_of([f"node{node}" for node in range(8)], bad), p2p_config(), how.format)
+    lines = p2p_matrix.lines(matrix_of([f"node{node}" for node in range(8)], bad), p2p_config(), how.format)
     assert lines[-len(last) :] == last
     assert all(len(line) <= 76 for line in lines)
 
@@ -254,8 +254,8 @@ def test_the_verdict_ends_with_what_to_do(bad: dict[int, float], how: str, last:
 def test_one_slow_link_is_no_nodes_fault() -> None:
     found = matrix_of([f"node{node}" for node in range(6)], {})
     found.seen.bandwidth[1][4] = 1e8  # type: ignore[index]
-    slow = matrix.slow_pairs(found.seen, 0.7, 3)
-    lines = matrix.lines(Matrix(**{**vars(found), "slow": slow}), p2p_config(), "exclude {}".format)
+    slow = p2p_matrix.slow_pairs(found.seen, 0.7, 3)
+    lines = p2p_matrix.lines(Matrix(**{**vars(found), "slow": slow}), p2p_config(), "exclude {}".format)
     assert lines[-2:] == [
         "slow: node1 - node4: 0.10 GB/s, 10 % of the median (100.0 us)",
         "no node is slow with most of its partners: links are slow, and no node",
@@ -266,7 +266,7 @@ def test_nodes_that_share_a_name_are_not_excluded_by_it() -> None:
     found = matrix_of(["here"] * 4, {3: 0.1})
     found = Matrix(**{**vars(found), "labels": [f"here#{node}" for node in range(4)]})
     assert (found.suspected, found.exclude) == (["here#3"], "")
-    assert matrix.lines(found, p2p_config(), "exclude {}".format)[-1] == "suspects: here#3"
+    assert p2p_matrix.lines(found, p2p_config(), "exclude {}".format)[-1] == "suspects: here#3"
 
 
 # Thousands of nodes
@@ -277,8 +277,10 @@ def test_a_matrix_of_thousands_of_nodes_is_written_and_read(tmp_path: Path) -> N
     hosts = [f"node{node}" for node in range(size)]
     good, bad = [1e9] * size, [1e8] * size
     rows = [bad if node == 1000 else good for node in range(size)]
-    seen = matrix.Measured(range(size), np.full((size, size), 1e-4), np.array(rows))
-    slow = [matrix.Slow((1000, node), 1e-4, 1e8, "bandwidth", 0.1 + node / 1e9, "median") for node in range(size)] * 6
+    seen = p2p_matrix.Measured(range(size), np.full((size, size), 1e-4), np.array(rows))
+    slow = [
+        p2p_matrix.Slow((1000, node), 1e-4, 1e8, "bandwidth", 0.1 + node / 1e9, "median") for node in range(size)
+    ] * 6
     found = Matrix(range(size), hosts, hosts, seen, (1024, 2**20), slow, [1000], 4095, 1, {})
     values = found.as_dict()
     assert values["median"] == {"latency": 1e-4, "bandwidth": 1e9}

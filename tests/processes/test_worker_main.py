@@ -29,7 +29,7 @@ from launcher.worker.main import ignored_signals, workload_config
 from launcher.worker.script import is_final
 from tests.launch import ROOT
 from tests.unit.plans import bare_plan, plan_of
-from workloads.ranks import WorkloadError
+from workloads.across_ranks import WorkloadError
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_program_takes_the_place_of_a_rank(
 
 FUNCTION = """
 from launcher.worker import heartbeat as pulse
-from workloads.ranks import WorkloadError
+from workloads.across_ranks import WorkloadError
 
 def main(refuse):
     pulse.mine().beat(41)

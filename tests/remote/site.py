@@ -96,7 +96,7 @@ def login_node(
     (folder / "ssh").symlink_to(keys)
     node.command.write_text(
         "#!/bin/sh\n[ $# -gt 0 ] || printf '\\036LAUNCHER\\n'\n"
-        f'PYTHONPATH={ROOT} exec {shlex.join([*prefix, warm_python.python()])} -P -m launcher.cli.far "$@"\n'
+        f'PYTHONPATH={ROOT} exec {shlex.join([*prefix, warm_python.python()])} -P -m launcher.cli.ssh_serve "$@"\n'
     )
     node.command.chmod(0o700)
     os.makedirs("/run/sshd", exist_ok=True) if not os.geteuid() else None

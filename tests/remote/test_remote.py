@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import far, remote
+from launcher.cli import ssh_forward, ssh_serve
 from launcher.errors import ConfigError
 from launcher.runs.lookup import all_runs
 from tests.launch import until
@@ -102,7 +102,9 @@ def test_nothing_that_follows_a_run_stays_there_when_the_connection_ends(laptop:
     mine = f"{node.folder}/runs"
 
     def there() -> list[str]:
-        found = subprocess.run(["pgrep", "-f", "launcher.cli.far"], capture_output=True, text=True, check=False).stdout
+        found = subprocess.run(
+            ["pgrep", "-f", "launcher.cli.ssh_serve"], capture_output=True, text=True, check=False
+        ).stdout
         return [pid for pid in found.split() if mine in _environ(pid)]
 
     until(lambda: not there(), "the end of the command there")
@@ -287,7 +289,7 @@ def test_a_wrong_value_is_refused_by_name_before_anything_is_submitted(
 
 def test_a_path_that_exists_there_alone_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="/nowhere/data is on the machine where you typed this"):
-        far._run({"arguments": [], "paths": ["/nowhere/data"]}, None)  # type: ignore[arg-type]
+        ssh_serve._run({"arguments": [], "paths": ["/nowhere/data"]}, None)  # type: ignore[arg-type]
 
 
 def test_a_folder_without_git_is_refused_with_what_to_do(laptop: Laptop) -> None:
@@ -340,8 +342,8 @@ def test_a_launcher_of_another_protocol_is_named_with_the_fix(laptop: Laptop) ->
     far = laptop.folder / "far"
     far.write_text(
         laptop.node.command.read_text().replace(
-            "-m launcher.cli.far", "-c " + shlex.quote(
-                "import launcher.remote.command as c; c.PROTOCOL = 7; import launcher.cli.far as f, sys; "
+            "-m launcher.cli.ssh_serve", "-c " + shlex.quote(
+                "import launcher.remote.command as c; c.PROTOCOL = 7; import launcher.cli.ssh_serve as f, sys; "
                 "sys.exit(f.main(sys.argv[1:]))"
             )
         )
@@ -396,9 +398,9 @@ def test_a_side_that_asks_what_nobody_can_answer_gets_nothing(laptop: Laptop) ->
     [{"job": 5}, {"points": 5}, {"points": {"done": "x"}}, {"elapsed": "1s"}, {"state": None}, {"breakpoints": [1]}],
 )
 def test_a_row_that_is_none_is_left_out(more: dict[str, object]) -> None:
-    assert remote._sound({"run": "a", "state": "running"})
-    assert not remote._sound({"run": "a", "state": "running", **more})
-    assert not remote._sound(["a"])
+    assert ssh_forward._sound({"run": "a", "state": "running"})
+    assert not ssh_forward._sound({"run": "a", "state": "running", **more})
+    assert not ssh_forward._sound(["a"])
 
 
 # -- `status` of several clusters

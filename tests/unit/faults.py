@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.files import shared_files
+from launcher.files import retried_reads
 from tests.unit.clock import Clock
 
 FOR_EVER = 10**9
@@ -28,8 +28,8 @@ class FileServer:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._left: dict[str, list[int]] = {}
-        self.slept = Clock(monkeypatch, shared_files).slept
-        monkeypatch.setattr(shared_files, "_rests_until", float("-inf"))
+        self.slept = Clock(monkeypatch, retried_reads).slept
+        monkeypatch.setattr(retried_reads, "_rests_until", float("-inf"))
         calls: list[tuple[Any, str]] = [
             *((os, name) for name in ("open", "stat", "lstat", "scandir", "mkdir", "link")),
             (builtins, "open"), (io, "open"),
@@ -46,7 +46,7 @@ class FileServer:
     def recover(self) -> None:
         """Nothing fails any more, and nobody remembers that something did."""
         self._left.clear()
-        shared_files._rests_until = float("-inf")
+        retried_reads._rests_until = float("-inf")
 
     def _failing(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(path: Any = ".", *arguments: Any, **options: Any) -> Any:

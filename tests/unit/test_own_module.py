@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import note_on_folder
-from launcher.files import writers
+from launcher.files import permission_bits
 from launcher.paths import own_module
 from tests.launch import ROOT
 
@@ -53,9 +53,9 @@ def test_who_is_in_a_group_is_not_asked_of_a_module_in_the_working_folder(tmp_pa
 
 
 def test_nothing_is_imported_before_the_note() -> None:
-    code = "import sys; before = {*sys.modules}; import launcher.files.writers; print(*{*sys.modules} - before)"
+    code = "import sys; before = {*sys.modules}; import launcher.files.permission_bits; print(*{*sys.modules} - before)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={}, capture_output=True, text=True, check=True)
-    assert {*done.stdout.split()} == {"launcher", "launcher.files", "launcher.files.writers"}
+    assert {*done.stdout.split()} == {"launcher", "launcher.files", "launcher.files.permission_bits"}
 
 
 @pytest.mark.parametrize(("mode", "owner", "group", "noted"), [
@@ -69,7 +69,7 @@ def test_a_folder_where_others_can_leave_modules_is_noted(
         if os.geteuid() != 0:
             pytest.skip("only root can give a folder away")
         os.chown(tmp_path, -1 if owner is None else owner, -1 if group is None else group)
-    monkeypatch.setattr(writers, "private_group", lambda _: os.getegid())
+    monkeypatch.setattr(permission_bits, "private_group", lambda _: os.getegid())
     tmp_path.chmod(mode)
     assert (note_on_folder(str(tmp_path)) is not None) == noted
     assert note_on_folder(str(tmp_path / "gone")) is None

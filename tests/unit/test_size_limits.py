@@ -25,11 +25,11 @@ from launcher.agent import workers
 from launcher.checkpoint import Checkpointer, state
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.format import Damaged
-from launcher.cli import far
+from launcher.cli import ssh_serve
 from launcher.config.points import space_of
 from launcher.environment.repository import SENT, Tree, digest_of, listed, sent_tree
 from launcher.errors import ConfigError, RunError
-from launcher.files import run_files
+from launcher.files import safe_io
 from launcher.remote import clusters
 from launcher.rendezvous.signed_channel import Channel, ChannelError
 from launcher.runs import event_files, history
@@ -255,11 +255,11 @@ def a_list_of_files(place: Place) -> Tried:
 
     def write() -> bool:
         shutil.rmtree(place.folder / "cache", ignore_errors=True)
-        folder = far.receive({"files": files, "commit": None}, digest, lambda _: lambda size: b"a"[:size])
+        folder = ssh_serve.receive({"files": files, "commit": None}, digest, lambda _: lambda size: b"a"[:size])
         return sent_tree(str(folder)) is not None
 
     write()
-    path = far.folder_of(digest)
+    path = ssh_serve.folder_of(digest)
     assert path is not None
     return Tried((path / SENT).stat().st_size, lambda: sent_tree(str(path)) is not None, write, "send fewer")
 
@@ -407,21 +407,21 @@ def a_step(place: Place) -> Tried:
 def extra(place: Place) -> Tried:
     facts = {"a": "x" * 100}
     return Tried(
-        len(run_files.json_text({"extra": facts}, 1 << 20)), None, saved(place, extra=facts), "extra could not be"
+        len(safe_io.json_text({"extra": facts}, 1 << 20)), None, saved(place, extra=facts), "extra could not be"
     )
 
 
 @tries("FACTS_BYTES")
 def identity(place: Place) -> Tried:
     facts = {"a": "x" * 100}
-    size = len(run_files.json_text({"identity": facts}, 1 << 20))
+    size = len(safe_io.json_text({"identity": facts}, 1 << 20))
     return Tried(size, None, saved(place, identity=facts), "identity could not be read again: it has")
 
 
 @tries("FACTS_BYTES")
 def metrics(place: Place) -> Tried:
     facts = {"accuracy": 0.5}
-    size = len(run_files.json_text({"metrics": facts}, 1 << 20))
+    size = len(safe_io.json_text({"metrics": facts}, 1 << 20))
     return Tried(size, None, lambda: state.facts(facts, "metrics") == facts, "metrics could not be read again: it has")
 
 

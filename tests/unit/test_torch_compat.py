@@ -26,7 +26,7 @@ from launcher.checkpoint import storage
 from launcher.config.schema import FSDPLm
 from launcher.worker.stop import Settings
 from workloads import fsdp
-from workloads.ranks import WorkloadError
+from workloads.across_ranks import WorkloadError
 
 SECOND = timedelta(seconds=10)
 

@@ -23,7 +23,7 @@ from submitit.core import core, plugins, utils
 
 from launcher import __version__, paths
 from launcher.errors import ConfigError, near
-from launcher.files import ownership, run_files
+from launcher.files import folder_checks, safe_io
 from launcher.files.json_types import as_json
 from launcher.paths import own_module
 from launcher.redaction import SECRETS, without_secrets
@@ -204,16 +204,16 @@ def resubmissions(paths: utils.JobPaths) -> Path:
 
 def link_as(file: Path, name: Path) -> None:
     """Makes a hard link `name` (a copy where links do not work) unless it exists; raises OSError."""
-    run_files.make_folder(name.parent)
+    safe_io.make_folder(name.parent)
     try:
         os.link(file, name)
     except FileExistsError:
         pass
     except OSError as error:
-        if error.errno not in run_files.WITHOUT_LINKS:
+        if error.errno not in safe_io.WITHOUT_LINKS:
             raise
         if not name.exists():
-            run_files.replace(name, file.read_bytes())
+            safe_io.replace(name, file.read_bytes())
 
 
 def add_ours() -> None:
@@ -305,8 +305,8 @@ class FunctionExecutor(OwnSubmission):
         self, delayed_submissions: Sequence[utils.DelayedSubmission]
     ) -> list[core.Job[Any]]:
         folder = folder_of(self.folder)
-        ownership.require_safe_way(folder.parent, f"folder={folder}")
-        run_files.make_folder(folder)
+        folder_checks.require_safe_way(folder.parent, f"folder={folder}")
+        safe_io.make_folder(folder)
         require_private(folder)
         jobs: list[core.Job[Any]] = []
         try:
@@ -390,7 +390,7 @@ class FunctionExecutor(OwnSubmission):
         text = os.fsencode(exports(self.scheduler.inherited(dict(sorted(os.environ.items()))).environment))
         path = folder / f".environment-{hashlib.sha256(text).hexdigest()[:16]}.sh"
         if not path.exists():
-            run_files.replace(path, text, sync=False)
+            safe_io.replace(path, text, sync=False)
         return path
 
 

@@ -19,7 +19,7 @@ from submitit.core import job_environment, logger, utils
 
 from launcher import errors, processes
 from launcher.errors import SubmissionError
-from launcher.files.shared_files import exists, is_transient, unwrap
+from launcher.files.retried_reads import exists, is_transient, unwrap
 from launcher.redaction import SECRETS, without_secrets
 from launcher.runs.directory import require_private
 from launcher.schedulers import registry, topology

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from launcher.failures.messages import signal_name
 from launcher.fast_dataclasses import Struct
-from launcher.files.shared_files import read_text, unwrap
+from launcher.files.retried_reads import read_text, unwrap
 from launcher.schedulers.base import AnswerLost, JobExecution, JobOrigin, JobState, QueryError, SchedulerJob
 from launcher.schedulers.pending import Form
 from launcher.schedulers.qsub import TOKEN, QsubCommands

@@ -18,7 +18,7 @@ from launcher.environment import secrets
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode
 from launcher.fast_dataclasses import Struct
-from launcher.files.shared_files import IN_A_JOB, Ok, Outcome, Unavailable, read_text
+from launcher.files.retried_reads import IN_A_JOB, Ok, Outcome, Unavailable, read_text
 from launcher.redaction import SECRETS
 from launcher.runs import event_files
 from launcher.runs.directory import current_attempt

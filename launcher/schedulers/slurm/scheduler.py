@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.failures.codes import NextReason
-from launcher.files.shared_files import backoff
+from launcher.files.retried_reads import backoff
 from launcher.schedulers import base
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
 from launcher.schedulers.slurm import script

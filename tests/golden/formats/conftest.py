@@ -22,7 +22,7 @@ import yaml
 from hydra.core.global_hydra import GlobalHydra
 
 from launcher.__main__ import main
-from launcher.files import ownership
+from launcher.files import folder_checks
 from launcher.submission.resume import composed_config as composed
 from tests.golden.golden import FORMATS, put, sections
 
@@ -195,7 +195,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     made = Site(folder, capsys)
     monkeypatch.setattr(time, "time", lambda: made.now)
     monkeypatch.setattr(socket, "gethostname", lambda: "login1")
-    monkeypatch.setattr(ownership, "user_name", lambda uid: "alice")
+    monkeypatch.setattr(folder_checks, "user_name", lambda uid: "alice")
     monkeypatch.setattr(sys, "argv", ["launcher"])
     time.tzset()
     before, collects = os.umask(0o022), gc.get_threshold()

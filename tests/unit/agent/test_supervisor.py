@@ -23,7 +23,7 @@ from launcher.agent.supervisor import ALONE, DECIDED, DIES, LATE, TICK, Supervis
 from launcher.agent.workers import WorkerExit
 from launcher.attach import RequestHandler
 from launcher.failures.codes import FaultCode, StopReason
-from launcher.files.shared_files import Ok, Unavailable
+from launcher.files.retried_reads import Ok, Unavailable
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Member, Rendezvous
 from launcher.rendezvous.signed_channel import Message

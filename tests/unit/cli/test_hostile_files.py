@@ -20,13 +20,13 @@ import pytest
 from launcher import size_limits
 from launcher.checkpoint import format as checkpoints
 from launcher.cli import checkpoint, post_mortem, status, why
+from launcher.cli.output import cause, outcome, print_unreadable
 from launcher.cli.status import Rows, plain, runs_table
 from launcher.cli.sweep import show_status
-from launcher.cli.text import cause, outcome, print_unreadable
 from launcher.diagnose.verdict import evidence_of
 from launcher.errors import LauncherError, RunError
 from launcher.failures.codes import FaultCode, NextReason, PreflightThen, StopReason
-from launcher.files.shared_files import Wrong, read_json
+from launcher.files.retried_reads import Wrong, read_json
 from launcher.monitoring.run_status import JobMonitor, all_statuses, status_of
 from launcher.reports import collect, page, sections
 from launcher.runs import directory, event_files

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.cli import commands
-from launcher.cli.text import cause, outcome
+from launcher.cli.output import cause, outcome
 from launcher.diagnose import verdict as diagnosis
 from launcher.errors import LauncherError
 from launcher.failures.codes import FaultCode, StopReason

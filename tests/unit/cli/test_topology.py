@@ -9,7 +9,7 @@ import pytest
 from launcher.binding import masks
 from launcher.binding.masks import parse
 from launcher.cli import commands
-from launcher.cli.text import WIDTH
+from launcher.cli.output import WIDTH
 from launcher.cli.topology import devices_of, node_tables
 from launcher.errors import RunError
 from launcher.runs import event_files

@@ -18,7 +18,7 @@ import pytest
 from launcher.config.schema import DDPMnist, Env, Runtime
 from launcher.environment import container_command
 from launcher.errors import ConfigError, UnavailableError
-from launcher.files.shared_files import Ok, Unavailable
+from launcher.files.retried_reads import Ok, Unavailable
 from launcher.paths import own_module
 from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Run
@@ -306,7 +306,7 @@ def test_what_may_not_be_looked_at_is_not_there_and_what_cannot_be_looked_at_now
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = [Unavailable("no", errno.EACCES), Unavailable("later", errno.ESTALE), Ok(True)]
-    monkeypatch.setattr(container_command.shared_files, "exists", lambda path: found.pop(0))
+    monkeypatch.setattr(container_command.retried_reads, "exists", lambda path: found.pop(0))
     assert not container_command._exists("/images/x.sif")
     with pytest.raises(UnavailableError):
         container_command._exists("/images/x.sif")

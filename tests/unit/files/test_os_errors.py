@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher import __main__ as command_line
-from launcher.files.run_files import naming
-from launcher.files.shared_files import explain
+from launcher.files.retried_reads import explain
+from launcher.files.safe_io import naming
 
 
 @pytest.mark.parametrize(

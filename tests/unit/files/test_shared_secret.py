@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.files import ownership
-from launcher.files.ownership import SECRET_BYTES, SECRET_VARIABLE, SecretError, secret_of_file, secret_of_user
+from launcher.files import folder_checks
+from launcher.files.folder_checks import SECRET_BYTES, SECRET_VARIABLE, SecretError, secret_of_file, secret_of_user
 
 
 def test_whoever_comes_first_makes_it_and_all_others_read_the_same(tmp_path: Path) -> None:
@@ -70,5 +70,5 @@ def test_a_secret_is_not_replaced_when_the_file_server_does_not_respond(
 
     monkeypatch.setattr(os, "link", fail)
     with pytest.raises(OSError):
-        ownership.make_secret(path)
+        folder_checks.make_secret(path)
     assert path.read_bytes() == b"x" * SECRET_BYTES

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from launcher.errors import UnavailableError
-from launcher.files import shared_files
-from launcher.files.shared_files import Ok, Unavailable
+from launcher.files import retried_reads
+from launcher.files.retried_reads import Ok, Unavailable
 from launcher.job import driver
 from launcher.job.driver import end_of
 from launcher.runs import lease
@@ -33,7 +33,7 @@ NUMBERS = pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
 def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
     """What a driver changes in its process is put back."""
     umask, environ = os.umask(0o022), dict(os.environ)
-    monkeypatch.setattr(shared_files, "in_a_job", False)
+    monkeypatch.setattr(retried_reads, "in_a_job", False)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield Sandbox(tmp_path)
     os.umask(umask)

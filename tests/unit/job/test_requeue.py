@@ -14,8 +14,8 @@ from launcher.config.keys import opened
 from launcher.config.schema import Program, Resume, ResumeHow
 from launcher.errors import ConfigError
 from launcher.failures.codes import NextReason
-from launcher.files import shared_files
-from launcher.files.shared_files import read_json, unwrap
+from launcher.files import retried_reads
+from launcher.files.retried_reads import read_json, unwrap
 from launcher.job import requeue
 from launcher.job.requeue import What, counted, decide
 from launcher.monitoring.run_status import RunState
@@ -274,7 +274,7 @@ def test_a_job_that_runs_again_already_is_not_requeued(
 def test_a_program_whose_saves_cannot_be_seen_is_not_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: int | OSError, step: int | None, saved: int
 ) -> None:
-    Clock(monkeypatch, shared_files)
+    Clock(monkeypatch, retried_reads)
     run = Run.create(tmp_path / "run")
     plan = bare_plan(
         run_dir=str(run.path),

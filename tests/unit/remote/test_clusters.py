@@ -15,8 +15,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from launcher.cli import remote
-from launcher.cli.remote import _renamed
+from launcher.cli import ssh_forward
+from launcher.cli.ssh_forward import _renamed
 from launcher.environment.repository import Tree
 from launcher.errors import ConfigError
 from launcher.remote import clusters, command
@@ -36,7 +36,9 @@ from tests.launch import until
 
 
 def test_a_command_there_starts_without_what_reads_runs() -> None:
-    code = "import sys, launcher.cli.far, launcher.cli.remote; print('launcher.runs.directory' in sys.modules)"
+    code = (
+        "import sys, launcher.cli.ssh_serve, launcher.cli.ssh_forward; print('launcher.runs.directory' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
@@ -235,9 +237,9 @@ def test_clusters_are_waited_for_once_while_other_runs_are_read(folder: Path, mo
     def seen() -> list[str]:
         return [row["state"] for each in rows.answers() for row in each.rows]
 
-    monkeypatch.setattr(remote, "call", call)
-    monkeypatch.setattr(remote, "BETWEEN", -1.0)
-    rows = remote.RemoteRows([])
+    monkeypatch.setattr(ssh_forward, "call", call)
+    monkeypatch.setattr(ssh_forward, "BETWEEN", -1.0)
+    rows = ssh_forward.RemoteRows([])
     rows.ask()
     answered.set()
     assert seen() == ["running", "running"]

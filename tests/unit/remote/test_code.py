@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from launcher.cli import far
+from launcher.cli import ssh_serve
 from launcher.environment import repository
 from launcher.environment.repository import SENT, Tree, commit_of, sent_tree, tree
 from launcher.errors import ConfigError, RunError
@@ -41,7 +41,7 @@ class Sender:
         self.asked: list[Sequence[str]] = []
 
     def __call__(self) -> Path:
-        return far.receive({"files": self.files, "commit": "abc+"}, repository.digest_of(self.files), self._fetch)
+        return ssh_serve.receive({"files": self.files, "commit": "abc+"}, repository.digest_of(self.files), self._fetch)
 
     def _fetch(self, wanted: Sequence[str]) -> Callable[[int], bytes]:
         self.asked.append(wanted)
@@ -67,7 +67,7 @@ def test_the_folder_there_is_the_code_here(here: Tree) -> None:
     assert tree(str(folder / "pkg")).files.keys() == {*NAMES, "link", SENT}
     assert commit_of(str(folder)) == "abc+"
     assert (found := sent_tree(str(folder))) is not None and found.digest == folder.name
-    assert far.folder_of(folder.name) == folder
+    assert ssh_serve.folder_of(folder.name) == folder
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
@@ -94,8 +94,8 @@ def test_a_folder_that_was_changed_is_not_the_code(here: Tree, damage: str) -> N
         (folder / "train.py").unlink()
     else:
         (folder / SENT).write_text("{")
-    assert far.folder_of(folder.name) is None
-    assert far.folder_of("0" * 64) is None
+    assert ssh_serve.folder_of(folder.name) is None
+    assert ssh_serve.folder_of("0" * 64) is None
     assert (Sender(here)() / "train.py").read_text() == "train.py"
 
 
@@ -104,8 +104,8 @@ def test_a_folder_that_cannot_be_read_now_stays(here: Tree, monkeypatch: pytest.
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_text", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
         with pytest.raises(OSError, match="Input/output"):
-            far.folder_of(folder.name)
-    assert far.folder_of(folder.name) == folder
+            ssh_serve.folder_of(folder.name)
+    assert ssh_serve.folder_of(folder.name) == folder
 
 
 @pytest.mark.parametrize(
@@ -114,15 +114,15 @@ def test_a_folder_that_cannot_be_read_now_stays(here: Tree, monkeypatch: pytest.
 def test_a_file_that_leads_elsewhere_is_refused(here: Tree, name: str) -> None:
     files = {name: repository.CodeFile(repository.FILE, 0, "0" * 64)}
     with pytest.raises(RunError, match="list of the code's files is damaged"):
-        far.receive({"files": files}, repository.digest_of(files), lambda _: lambda _: b"")
+        ssh_serve.receive({"files": files}, repository.digest_of(files), lambda _: lambda _: b"")
 
 
 def test_what_arrives_damaged_leaves_nothing(here: Tree) -> None:
     files, _ = repository.listed(here)
     with pytest.raises(RunError, match="has arrived damaged"):
-        far.receive({"files": files}, repository.digest_of(files), lambda _: lambda size: b"x" * size)
+        ssh_serve.receive({"files": files}, repository.digest_of(files), lambda _: lambda size: b"x" * size)
     with pytest.raises(RunError, match="is damaged"):
-        far.receive({"files": files}, "0" * 64, lambda _: lambda size: b"x" * size)
+        ssh_serve.receive({"files": files}, "0" * 64, lambda _: lambda size: b"x" * size)
     assert not list((here.root.parent / "cache/code").iterdir())
 
 
@@ -185,15 +185,15 @@ def test_the_home_in_a_path_is_that_of_each_side(here: Tree, tmp_path: Path, mon
     monkeypatch.setenv("HOME", str(tmp_path / "laptop"))
     request = command.SentCode.here(cluster(), words).request
     assert request["paths"] == ["~/venvs/torch", f"{tmp_path}/laptop"]
-    monkeypatch.setattr(far, "_prepare", lambda _: None)
-    monkeypatch.setattr(far, "launcher", lambda _: 7)
+    monkeypatch.setattr(ssh_serve, "_prepare", lambda _: None)
+    monkeypatch.setattr(ssh_serve, "launcher", lambda _: 7)
     monkeypatch.setattr(sys, "stdin", sys.stdin)
     monkeypatch.setenv("HOME", str(tmp_path / "cluster"))
     asked = {"arguments": words, "paths": request["paths"]}
-    assert far._run(asked, Mock()) == 7
+    assert ssh_serve._run(asked, Mock()) == 7
     (tmp_path / "cluster/venvs/torch").rmdir()
     with pytest.raises(ConfigError, match=r"^~/venvs/torch is on the machine where you typed this"):
-        far._run(asked, Mock())
+        ssh_serve._run(asked, Mock())
 
 
 def test_excluded_files_are_neither_read_nor_counted(repo: Tree) -> None:
@@ -202,7 +202,7 @@ def test_excluded_files_are_neither_read_nor_counted(repo: Tree) -> None:
 
 
 def test_old_folders_are_removed_and_used_ones_stay(here: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(far, "KEPT", 2)
+    monkeypatch.setattr(ssh_serve, "KEPT", 2)
     made = []
     for number in range(4):
         (here.root / "train.py").write_text(str(number))

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import UnavailableError
-from launcher.files import run_files, shared_files
+from launcher.files import retried_reads, safe_io
 from launcher.processes import Process
 from launcher.runs import lease as leases
 from launcher.runs.lease import Holder, HolderWatch, Lease, WithoutLinks, hold, is_dead, look, remove
@@ -160,7 +160,7 @@ class Party:
         return seen is not None and f".{seen.text}" == self.lease.own.name
 
     def link(self) -> Party:
-        assert run_files.link(self.lease.own, self.lease.path)
+        assert safe_io.link(self.lease.own, self.lease.path)
         return self
 
 
@@ -268,7 +268,7 @@ def test_a_process_that_was_stopped_by_a_signal_leaves_a_newer_lease(tmp_path: P
 def test_a_lease_of_a_dead_holder_is_taken_although_a_job_was_killed_while_it_removed_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(monkeypatch, leases, shared_files)
+    clock = Clock(monkeypatch, leases, retried_reads)
     Party(tmp_path, "old").link()
     (tmp_path / "lease.lock").mkdir()
     new = Party(tmp_path, "new")

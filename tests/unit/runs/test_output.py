@@ -261,7 +261,7 @@ def test_output_that_cannot_be_read_now_is_an_error_at_the_end_and_read_later_be
     assert told(stream) == "[0] a\n"
     write(run, "[0] b\n")
     with monkeypatch.context() as patch:
-        patch.setattr(printed.run_files, "open_regular", not_now)
+        patch.setattr(printed.safe_io, "open_regular", not_now)
         assert told(stream) == ""
         with pytest.raises(UnavailableError, match=r"output-7\.log cannot be read now"):
             told(stream, last=True)

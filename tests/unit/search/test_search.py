@@ -17,7 +17,7 @@ from launcher.config import search_space
 from launcher.config.points import space_of
 from launcher.config.search_space import Dimension, Goal, Method
 from launcher.errors import RunError, UnavailableError
-from launcher.files import run_files
+from launcher.files import safe_io
 from launcher.runs.sweep_directory import SearchRecord, SearchSettings, TrialRecord, TrialState
 from launcher.search import progress
 
@@ -456,7 +456,7 @@ def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_damaged_settings_are_an_error_with_the_file(damage: str, tmp_path: Path) -> None:
     from launcher.errors import RunError
 
-    run_files.make_folder(tmp_path / "search")
+    safe_io.make_folder(tmp_path / "search")
     (tmp_path / "search" / "settings.json").write_text(damage)
     with pytest.raises(RunError, match=r"settings\.json cannot be read"):
         Search(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.cli import commands
 from launcher.errors import ConfigError
-from launcher.files.shared_files import read_json, unwrap
+from launcher.files.retried_reads import read_json, unwrap
 from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Run
 from launcher.runs.job_file import NAME

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.config.keys import opened
 from launcher.errors import ConfigError, UnavailableError
-from launcher.files import shared_files
+from launcher.files import retried_reads
 from launcher.plan.plan import JobPlan, member_plan, race_token
 from launcher.runs import lease
 from launcher.runs.directory import Run
@@ -109,7 +109,7 @@ def test_the_first_job_wins_for_ever(tmp_path: Path) -> None:
 
 
 def test_a_mark_that_cannot_be_read_is_no_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unread = shared_files.Unavailable(tmp_path, OSError(5, "Input/output error"))
+    unread = retried_reads.Unavailable(tmp_path, OSError(5, "Input/output error"))
     monkeypatch.setattr(lease, "read_text", lambda _: unread)
     with pytest.raises(UnavailableError):
         lease.win(str(tmp_path), "r", "1")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import RunError
-from launcher.files import run_files
+from launcher.files import safe_io
 from launcher.monitoring.sweep_status import point_statuses
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
@@ -229,7 +229,7 @@ def no_quota(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
     monkeypatch.setattr(Path, "touch", full)
-    monkeypatch.setattr(run_files, "write_all", full)
+    monkeypatch.setattr(safe_io, "write_all", full)
 
 
 def test_jobs_are_cancelled_although_no_point_can_be_marked(

@@ -15,7 +15,7 @@ from launcher.worker.devices import BackendError
 from tests.fakes import xpu
 from tests.unit.plans import plan_of
 from workloads import hardware_limits, measurement, training
-from workloads.ranks import WorkloadError
+from workloads.across_ranks import WorkloadError
 
 CPU, XPU = torch.device("cpu"), torch.device("xpu", 1)
 OLD = pytest.mark.parametrize("old", [False, True], ids=["newest torch", "torch 2.4"])

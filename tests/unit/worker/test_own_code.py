@@ -22,7 +22,7 @@ from launcher.worker import process_group, stop
 from launcher.worker.main import make_checkpoint_folder
 from launcher.worker.stop import Settings
 from workloads import function
-from workloads.ranks import WorkloadError
+from workloads.across_ranks import WorkloadError
 
 ROOT = Path(__file__).parents[3]
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.matrix import (
+from workloads.p2p_matrix import (
     ROWS,
     Measured,
     Usual,

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads import benchmark_keys, measurement, operations
+from workloads import benchmark_keys, collective_operations, measurement
 
 KEY = ("all_reduce", "world")
 
@@ -27,8 +27,8 @@ def values_of(dtype: str, seed: int = 0) -> measurement.Values:
 )
 def test_answers_are_exact(dtype: str, redop: str, n: int, start: int, count: int, seed: int, order: object) -> None:
     values = values_of(dtype, seed)
-    parts = [operations.put_operands(values, redop, KEY, rank, n, start, count) for rank in range(n)]
-    expected = operations.exact_result(values, redop, KEY, n, start, count)
+    parts = [collective_operations.put_operands(values, redop, KEY, rank, n, start, count) for rank in range(n)]
+    expected = collective_operations.exact_result(values, redop, KEY, n, start, count)
     order.shuffle(parts)  # type: ignore[attr-defined]
     result, whole = parts[0].clone(), parts[0].to(torch.int64)
     for part in parts[1:]:
@@ -44,7 +44,7 @@ def test_answers_are_exact(dtype: str, redop: str, n: int, start: int, count: in
         assert not (whole % n).any()
         whole, result = whole // n, (result / n).to(result.dtype)
     assert torch.equal(expected.to(torch.int64), whole)
-    assert operations.wrong_elements(redop, result, expected) == 0
+    assert collective_operations.wrong_elements(redop, result, expected) == 0
     assert not (values.poison(count) == expected).any()
 
 
@@ -53,22 +53,22 @@ def test_answers_are_exact(dtype: str, redop: str, n: int, start: int, count: in
 def test_a_rank_that_is_left_out_or_counted_twice_is_noticed(dtype: str, redop: str) -> None:
     n, count = 4, 2000
     values = values_of(dtype)
-    parts = [operations.put_operands(values, redop, KEY, rank, n, 0, count) for rank in range(n)]
-    expected = operations.exact_result(values, redop, KEY, n, 0, count)
+    parts = [collective_operations.put_operands(values, redop, KEY, rank, n, 0, count) for rank in range(n)]
+    expected = collective_operations.exact_result(values, redop, KEY, n, 0, count)
     for ranks in ([0, 1, 2], [0, 1, 2, 2]):
         stack = torch.stack([parts[rank] for rank in ranks]).to(torch.float64)
         got = {
             "sum": stack.sum(0), "prod": stack.prod(0), "min": stack.amin(0), "max": stack.amax(0),
             "avg": (stack.sum(0) / n).round(),
         }[redop]  # fmt: skip
-        assert operations.wrong_elements(redop, got.to(values.dtype), expected) > count // 20
+        assert collective_operations.wrong_elements(redop, got.to(values.dtype), expected) > count // 20
 
 
 def test_averages_of_floats_may_round_and_not_more() -> None:
     expected = torch.tensor([3.0, 3.0, 3.0, 3.0])
     got = torch.tensor([3.0000002, 3.5, float("nan"), 2.0])
-    assert operations.wrong_elements("avg", got, expected) == 3
-    assert operations.wrong_elements("sum", got, expected) == 4
+    assert collective_operations.wrong_elements("avg", got, expected) == 3
+    assert collective_operations.wrong_elements("sum", got, expected) == 4
 
 
 @given(start=st.integers(0, 2**31), count=st.integers(0, 50), shift=st.integers(0, 20))

@@ -16,9 +16,9 @@ from torch import nn
 from launcher import Env
 from launcher.torch_compat import destroy_without_gil
 from workloads import image_data, measurement, training
+from workloads.across_ranks import WorkloadError, name_ranks
 from workloads.benchmark_keys import DTYPES, OPERATIONS, choose
 from workloads.invariant import GradientBuckets, _groups
-from workloads.ranks import WorkloadError, name_ranks
 from workloads.training import load
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from launcher.diagnose.verdict import Evidence, classify
 from launcher.errors import ConfigError
 from launcher.failures.codes import EndKind, FaultCode
-from launcher.files.shared_files import IN_A_JOB
+from launcher.files.retried_reads import IN_A_JOB
 from launcher.monitoring.run_status import JobStatus, RunState
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Fault

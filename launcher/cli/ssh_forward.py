@@ -22,7 +22,7 @@ from launcher import __version__
 from launcher.cli.commands import function
 from launcher.config import profiles
 from launcher.errors import DONE, ConfigError, LauncherError
-from launcher.files import run_files
+from launcher.files import safe_io
 from launcher.formatting import brief, rough_size, write_output
 from launcher.remote import clusters, command
 from launcher.remote.clusters import RemoteCluster, Unreachable
@@ -135,7 +135,7 @@ def _fetch(cluster: RemoteCluster, command: str, arguments: Namespace, words: Se
         if word != "--open" and not word.startswith("--output=") and not (word in ("-o", "--output") and next(skipped))
     ]  # fmt: skip
     name = re.sub(r"[^\w.+-]", "-", clusters.locate(arguments.name)[1])
-    run_files.make_folder(cluster.folder)
+    safe_io.make_folder(cluster.folder)
     path = Path(arguments.output or cluster.folder / f"{name}.html")
     if command != "report" and (arguments.output is None or path.exists()):
         why = "needs -o FILE" if arguments.output is None else f"-o {path}: it exists already"

@@ -1,6 +1,6 @@
 """The side of a cluster behind ssh: runs one command for `launcher.remote.command`, which describes what passes.
 
-    python -I -m launcher.cli.far [REQUEST]
+    python -I -m launcher.cli.ssh_serve [REQUEST]
 
 The request comes on stdin, or as an argument if the command has a terminal. Its fields:
 
@@ -39,7 +39,7 @@ from typing import IO, Any, TextIO, cast
 from launcher import __version__, size_limits
 from launcher.environment.repository import FILE, LINK, PROGRAM, SENT, CodeFile, digest_of, sent_folder
 from launcher.errors import BAD_INPUT, FAILED, ConfigError, LauncherError, RunError
-from launcher.files.shared_files import explain
+from launcher.files.retried_reads import explain
 from launcher.paths import default_runs_dir
 from launcher.remote.command import PROTOCOL, START
 

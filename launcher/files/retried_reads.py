@@ -26,7 +26,7 @@ from typing import Any, Generic, TypeVar
 
 from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.fast_dataclasses import Struct
-from launcher.files import run_files
+from launcher.files import safe_io
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -96,7 +96,7 @@ def exists(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[bool
 
 def read_bytes(path: AnyPath, most: int | None = None, *, retry_seconds: float | None = None) -> Outcome[bytes | None]:
     """Reads all bytes of a file, None if there is none; Wrong: not regular, above `most` (None: RECORD_BYTES)."""
-    return retry_read(lambda: run_files.read_whole(path, most), path, retry_seconds=retry_seconds)
+    return retry_read(lambda: safe_io.read_whole(path, most), path, retry_seconds=retry_seconds)
 
 
 def read_text(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[str | None]:
@@ -109,7 +109,7 @@ def read_json(path: AnyPath, most: int | None = None) -> Outcome[Any]:
 
     def parsed(data: bytes) -> Any:
         try:
-            return run_files.parse_json(data)
+            return safe_io.parse_json(data)
         except ValueError as error:
             raise RunError(f"{path} cannot be read: {error}") from None
 

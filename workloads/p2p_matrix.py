@@ -23,11 +23,11 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from launcher.files import run_files
+from launcher.files import safe_io
 from launcher.formatting import format_size
 from launcher.worker import process_group
-from workloads import benchmark_results, exchanges, measurement
-from workloads.ranks import gather
+from workloads import benchmark_results, measurement, p2p_patterns
+from workloads.across_ranks import gather
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -291,7 +291,7 @@ class Matrix:
         if len(self.ranks) > WRITTEN_ROWS:
             file = io.BytesIO()
             np.save(file, np.array([self.seen.latency, self.seen.bandwidth], np.float32))
-            run_files.replace(folder / benchmark_results.MATRIX, file.getvalue(), sync=False)
+            safe_io.replace(folder / benchmark_results.MATRIX, file.getvalue(), sync=False)
 
 
 def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None, env: Env) -> Matrix | None:
@@ -375,14 +375,16 @@ def between(pair: Pair, counts: tuple[int, int], config: P2P, values: measuremen
     counts: elements of a message for latency, and for bandwidth.
     """
     (a, b), (small, large) = pair, counts
-    trips = exchanges.Runs(min(config.iterations, TRIPS), config.warmup, more=False)
-    windows = exchanges.Runs(min(config.iterations, WINDOWS), min(config.warmup, 1), window=config.window, more=False)
-    found = [exchanges.pingpong(exchanges.Pair(env.rank, a, b, small, values, "matrix", ROOM), trips)]
+    trips = p2p_patterns.Runs(min(config.iterations, TRIPS), config.warmup, more=False)
+    windows = p2p_patterns.Runs(
+        min(config.iterations, WINDOWS), min(config.warmup, 1), window=config.window, more=False
+    )
+    found = [p2p_patterns.pingpong(p2p_patterns.Pair(env.rank, a, b, small, values, "matrix", ROOM), trips)]
     latency = statistics.median(found[0].seconds) / 2 if found[0].seconds else math.nan
     bandwidth = math.nan
     for source, to in ((a, b), (b, a)):
-        way = exchanges.Pair(env.rank, source, to, large, values, "matrix", ROOM)
-        timed = exchanges.windows(way, windows, both=False)
+        way = p2p_patterns.Pair(env.rank, source, to, large, values, "matrix", ROOM)
+        timed = p2p_patterns.windows(way, windows, both=False)
         found.append(timed)
         if timed.seconds:
             bandwidth = config.window * way.size / statistics.median(timed.seconds)

@@ -34,8 +34,8 @@ from pathlib import Path
 
 from launcher.errors import ConfigError, RunError
 from launcher.fast_dataclasses import Struct
-from launcher.files import run_files, writers
-from launcher.files.shared_files import retry_read, unwrap
+from launcher.files import permission_bits, safe_io
+from launcher.files.retried_reads import retry_read, unwrap
 from launcher.paths import user_config_dir
 
 TRUSTED_FOLDERS = "LAUNCHER_TRUSTED_FOLDERS"  # variable; several folders have `:` in between
@@ -82,8 +82,8 @@ def replaceable(way: Sequence[Folder], user: User, trusted: Sequence[str] = ()) 
 
 
 def _writers(folder: Folder, user: User) -> str:
-    found = writers.others(folder.mode, folder.gid, user.private_group, folder.listed)
-    return f"group {_group(folder.gid)}" if found == writers.GROUP else found or ""
+    found = permission_bits.others(folder.mode, folder.gid, user.private_group, folder.listed)
+    return f"group {_group(folder.gid)}" if found == permission_bits.GROUP else found or ""
 
 
 def why_not_own(path: Path | str) -> str | None:
@@ -169,7 +169,7 @@ def _links(path: str) -> list[str]:
 
 def _folder(path: str, descriptor: int) -> Folder:
     status = os.fstat(descriptor)
-    listed = writers.has_list(f"/proc/self/fd/{descriptor}")
+    listed = permission_bits.has_list(f"/proc/self/fd/{descriptor}")
     return Folder(path, _owner(status), status.st_gid, status.st_mode, listed)
 
 
@@ -193,7 +193,7 @@ def trusted_folders() -> list[str]:
 
 
 def _user() -> User:
-    return User(os.getuid(), writers.private_group(os.getuid()))
+    return User(os.getuid(), permission_bits.private_group(os.getuid()))
 
 
 def user_name(uid: int) -> str:
@@ -241,13 +241,13 @@ def make_secret(path: Path) -> None:
     """Makes a file with a new secret, atomically, unless another process makes it first; raises OSError."""
     secret = os.urandom(SECRET_BYTES)
     try:
-        run_files.create(path, secret)
+        safe_io.create(path, secret)
     except FileExistsError:
         pass
     except OSError as error:
-        if error.errno not in run_files.WITHOUT_LINKS:
+        if error.errno not in safe_io.WITHOUT_LINKS:
             raise  # another process may have made it
-        run_files.replace(path, secret, sync=False)
+        safe_io.replace(path, secret, sync=False)
 
 
 def secret_of_user() -> bytes:
@@ -258,7 +258,7 @@ def secret_of_user() -> bytes:
         return given.encode()
     path = user_config_dir() / "secret"
     try:
-        run_files.make_folder(path.parent)
+        safe_io.make_folder(path.parent)
         return secret_of_file(path)
     except OSError as error:
         raise SecretError(

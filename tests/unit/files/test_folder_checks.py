@@ -15,8 +15,8 @@ import pytest
 from launcher.__main__ import main
 from launcher.cli.status import Rows
 from launcher.errors import ConfigError, RunError
-from launcher.files import ownership, run_files
-from launcher.files.ownership import Folder, User, problem, replaceable, why_not_own
+from launcher.files import folder_checks, safe_io
+from launcher.files.folder_checks import Folder, User, problem, replaceable, why_not_own
 from launcher.monitoring.run_status import JobMonitor
 from launcher.processes import Process
 from launcher.runs import events as kinds
@@ -94,27 +94,27 @@ def test_a_link_to_a_folder_is_not_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "way").symlink_to(tmp_path)
     assert why_not_own(tmp_path / "own") is None
     assert why_not_own(tmp_path / "way" / "own") is None
-    assert not ownership.is_own(tmp_path / "link")
-    assert not ownership.is_own(tmp_path / "nothing")
+    assert not folder_checks.is_own(tmp_path / "link")
+    assert not folder_checks.is_own(tmp_path / "nothing")
 
 
-walked = ownership._walked
+walked = folder_checks._walked
 
 
 def trust(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setenv(ownership.TRUSTED_FOLDERS, f"/elsewhere:{folder}")
+    monkeypatch.setenv(folder_checks.TRUSTED_FOLDERS, f"/elsewhere:{folder}")
 
 
 @pytest.fixture
 def open_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder on the way to everything in it, as if it were not in one that nobody else may enter."""
-    monkeypatch.setattr(ownership, "_user", lambda: User(os.getuid()))
+    monkeypatch.setattr(folder_checks, "_user", lambda: User(os.getuid()))
     tmp_path.chmod(0o755)
     shared = tmp_path / "project"
     shared.mkdir()
     shared.chmod(0o2770)
     # pytest's own folder, which nobody else may enter, would make everything below it safe
-    monkeypatch.setattr(ownership, "_walked", lambda path: [
+    monkeypatch.setattr(folder_checks, "_walked", lambda path: [
         replace(each, mode=each.mode | 0o011) if each.uid == os.getuid() else each for each in walked(path)
     ])  # fmt: skip
     return shared
@@ -132,7 +132,7 @@ def test_no_run_is_made_where_others_could_exchange_it(
     assert not (shared / "runs").exists()
     trust(monkeypatch, shared)
     path = make(shared / "runs" / "run-1").path  # type: ignore[operator]
-    assert ownership.is_own(path), "commands that have no config know it as well"
+    assert folder_checks.is_own(path), "commands that have no config know it as well"
 
 
 def test_no_function_is_submitted_from_a_folder_that_others_could_exchange(
@@ -167,7 +167,7 @@ def test_what_is_written_follows_no_link(tmp_path: Path) -> None:
     victim.write_text("mine")
     page = tmp_path / "report.html"
     page.symlink_to(victim)
-    run_files.replace(page, b"a page")
+    safe_io.replace(page, b"a page")
     assert victim.read_text() == "mine"
     assert not page.is_symlink()
     assert page.read_bytes() == b"a page"
@@ -178,13 +178,13 @@ def test_what_is_written_follows_no_link(tmp_path: Path) -> None:
 def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(OSError, match="it is a FIFO, and not a regular file"):
-        run_files.replace(tmp_path / "fifo", b"")
+        safe_io.replace(tmp_path / "fifo", b"")
 
 
 def test_temporary_names_cannot_be_guessed() -> None:
-    names = {run_files.temporary_name("report.html") for _ in range(100)}
+    names = {safe_io.temporary_name("report.html") for _ in range(100)}
     assert len(names) == 100
-    assert len(run_files.temporary_name("x" * 255).encode()) <= 255
+    assert len(safe_io.temporary_name("x" * 255).encode()) <= 255
 
 
 def strangers(folder: Path, name: str = "theirs") -> Run:
@@ -270,10 +270,10 @@ def test_a_link_that_somebody_else_can_turn_makes_a_way_unsafe() -> None:
         (folder / "open" / "link").symlink_to(folder / "mine")
         (folder / "link").symlink_to("mine")
         (folder / "loop").symlink_to("loop")
-        assert ownership.why_replaceable(folder / "link" / "runs") is None
+        assert folder_checks.why_replaceable(folder / "link" / "runs") is None
         why = f"everybody can replace what is in {folder}/open"
-        assert ownership.why_replaceable(folder / "open" / "link" / "runs") == why
-        ownership.why_replaceable(folder / "loop")  # comes to an end
+        assert folder_checks.why_replaceable(folder / "open" / "link" / "runs") == why
+        folder_checks.why_replaceable(folder / "loop")  # comes to an end
 
 
 def test_a_list_of_names_makes_a_private_group_public() -> None:
@@ -284,5 +284,5 @@ def test_a_list_of_names_makes_a_private_group_public() -> None:
 
 def test_what_names_no_folder_is_no_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
-    monkeypatch.setenv(ownership.TRUSTED_FOLDERS, f"relative::~/x:{tmp_path}/link")
-    assert ownership.trusted_folders() == [str(tmp_path)]
+    monkeypatch.setenv(folder_checks.TRUSTED_FOLDERS, f"relative::~/x:{tmp_path}/link")
+    assert folder_checks.trusted_folders() == [str(tmp_path)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.text import bound_to
+from launcher.cli.output import bound_to
 from launcher.config.schema import LaunchMode
 from tests.unit.plans import plan_of
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.files import run_files
+from launcher.files import safe_io
 
 
 def test_a_new_file_is_made_once(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    assert run_files.create(path, b"first") == path
+    assert safe_io.create(path, b"first") == path
     with pytest.raises(FileExistsError):
-        run_files.create(path, b"second")
+        safe_io.create(path, b"second")
     assert (path.read_bytes(), path.stat().st_mode & 0o777, [each.name for each in tmp_path.iterdir()]) == (
         b"first", 0o600, ["a"],
     )  # fmt: skip
@@ -28,7 +28,7 @@ def test_a_request_that_was_sent_again_has_made_it(tmp_path: Path, monkeypatch: 
         link(source, target)
 
     monkeypatch.setattr(os, "link", twice)
-    assert run_files.create(tmp_path / "a", b"mine").read_bytes() == b"mine"
+    assert safe_io.create(tmp_path / "a", b"mine").read_bytes() == b"mine"
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
 
 
@@ -38,5 +38,5 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "link", no_links)
     with pytest.raises(PermissionError):
-        run_files.create(tmp_path / "a", b"text")
+        safe_io.create(tmp_path / "a", b"text")
     assert not list(tmp_path.iterdir())

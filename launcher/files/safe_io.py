@@ -6,7 +6,7 @@ A run directory may belong to another user, and a file need not be what its name
 - stops at a limit of bytes, whatever size the file reports;
 - accepts JSON within size_limits.JSON_LEVELS and size_limits.JSON_INTEGERS.
 
-Anything else raises an OSError with an errno in `shared_files.NO_FILE`, or a ValueError; `shared_files` turns these
+Anything else raises an OSError with an errno in `retried_reads.NO_FILE`, or a ValueError; `retried_reads` turns these
 into Wrong. Every write goes to a temporary file with an unguessable name, opened with O_EXCL, which is then renamed: a
 link at the path of the file is replaced, not followed.
 """

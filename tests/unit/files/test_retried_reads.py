@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import RunError, UnavailableError
-from launcher.files import shared_files
-from launcher.files.shared_files import (
+from launcher.files import retried_reads
+from launcher.files.retried_reads import (
     IN_A_COMMAND,
     IN_A_JOB,
     Ok,
@@ -35,11 +35,11 @@ def file(tmp_path: Path) -> Path:
 
 def test_what_is_there_and_what_is_not(file: Path) -> None:
     assert read_bytes(file) == Ok(b'{"a": 1}')
-    assert shared_files.read_json(file) == Ok({"a": 1})
+    assert retried_reads.read_json(file) == Ok({"a": 1})
     assert exists(file) == Ok(True)
     assert list_names(file.parent) == Ok(["file"])
     for missing in (file.parent / "other", file / "below"):
-        assert read_bytes(missing) == shared_files.read_json(missing) == list_names(missing) == Ok(None)
+        assert read_bytes(missing) == retried_reads.read_json(missing) == list_names(missing) == Ok(None)
         assert exists(missing) == Ok(False)
 
 
@@ -47,7 +47,7 @@ def test_what_is_not_what_it_should_be_is_wrong_at_once(file: Path, server: File
     circle = file.parent / "circle"
     circle.symlink_to(circle)
     file.write_bytes(b'{"a": ')
-    for found in (read_bytes(file.parent), read_bytes(circle), shared_files.read_json(file)):
+    for found in (read_bytes(file.parent), read_bytes(circle), retried_reads.read_json(file)):
         assert isinstance(found, Wrong)
         with pytest.raises(RunError):
             unwrap(found)
@@ -74,7 +74,7 @@ def test_what_does_not_pass_is_given_up(
     found = read_bytes(file)
     assert isinstance(found, Unavailable)
     assert (found.errno, found.reason.startswith(f"{file} cannot be read now")) == (number, True)
-    assert seconds <= sum(server.slept) <= seconds + shared_files.LONGEST
+    assert seconds <= sum(server.slept) <= seconds + retried_reads.LONGEST
     with pytest.raises(UnavailableError, match=errno.errorcode[number]):
         unwrap(found)
 
@@ -89,7 +89,7 @@ def test_a_process_waits_once_and_not_for_each_file(file: Path, server: FileServ
 
 
 def test_the_driver_of_a_job_waits_each_time(file: Path, server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_files, "in_a_job", True)
+    monkeypatch.setattr(retried_reads, "in_a_job", True)
     server.fail(file)
     for count in (1, 2):
         assert isinstance(read_bytes(file), Unavailable)
