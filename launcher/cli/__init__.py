@@ -3,10 +3,9 @@
 A module with the name of a command has the command's `run` function; `commands` names the others.
 
 - `commands`: the table of commands; options, arguments and `--help` of each; parser and dispatch
-- `submit`: `KEY=VALUE ...`: composes the config, then submits the run or shows it (`dry_run`); `resume`: submits
-  another attempt of a run
+- `submit`: `KEY=VALUE ...`: composes the config, then submits the run or shows it (`dry_run`); `run SCRIPT`: turns a
+  script and its arguments into overrides; `resume`: submits another attempt of a run
 - `multirun`: `-m KEY=A,B`: submits the points of a sweep or search
-- `run`: `run SCRIPT`: turns a script and its arguments into overrides
 - `ssh_forward`: which commands and submissions go to clusters behind ssh; the rows of `status` from there
 - `ssh_serve`: the side of such a cluster: runs one command for another machine; the folder that is made of the code
 - `status`: the rows of runs and sweeps, and the table that they make; details of named runs; `--watch`

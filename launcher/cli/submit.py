@@ -1,6 +1,7 @@
 """`python -m launcher KEY=VALUE ...`: composes the config, makes the plan, and submits it or shows it (dry_run).
 
-`resume`: does the same for another attempt of a run that is over, at the same size or at another one.
+`run`: does the same with the user's own script as workload=program; the run is named after it. `resume`: with another
+attempt of a run that is over, at the same size or at another one.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from launcher.cli import ssh_forward
-from launcher.cli.commands import remote_profiles
+from launcher.cli.commands import RUN_USAGE, remote_profiles
 from launcher.cli.output import confirm, plan_table, print_commands, print_under, program
 from launcher.config import compose
 from launcher.config.compose import Composed
 from launcher.config.errors import in_our_words, require_names
 from launcher.config.keys import all_keys, opened
-from launcher.config.overrides import element, key_of
+from launcher.config.overrides import element, key_of, quoted
 from launcher.config.schema import MISSING, Program
 from launcher.errors import ConfigError, LauncherError, near
 from launcher.paths import resource
 from launcher.plan import limits
+from launcher.plan.build import name_of
 from launcher.plan.plan import JobPlan, member_plan, race_token
 from launcher.runs.directory import Run
 from launcher.runs.lookup import find
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 FULL_ERROR = "HYDRA_FULL_ERROR"
 ESTIMATE_TIMEOUT = 2.0  # seconds for one query about the start of a run that was submitted
 YES = "--yes"
+SCRIPT_ARGUMENTS = "; arguments of {} follow `--`"
 SWEEPERS = ("launcher", "basic")  # values of hydra/sweeper: our grid, and Hydra's
 
 
@@ -187,6 +190,30 @@ def _run(composed: Composed, overrides: Sequence[str], *, yes: bool) -> int:
         return show(prepared)
     ask(ready, yes=yes)
     return conclude(ready)
+
+
+def run(arguments: Namespace) -> int:
+    words = script_overrides(arguments.script, arguments.overrides, module=arguments.module)
+    words += [f"--{name}" for name in ("multirun", "yes", "resolve") if getattr(arguments, name)]
+    words += [f"--cfg={arguments.cfg}"] if arguments.cfg else []
+    words += [f"--config-dir={arguments.config_dir}"] if arguments.config_dir else []
+    return main(words if arguments.arguments is None else [*words, "--", *arguments.arguments])
+
+
+def script_overrides(script: str, given: Sequence[str], *, module: bool = False) -> list[str]:
+    """Returns the overrides that run a script (or module): name, workload and script, then those given."""
+    if "=" in script and not Path(script).is_file():  # Hydra's folders are named so: exp=1/train.py
+        raise ConfigError(f"name the script before its KEY=VALUE {script!r}: {RUN_USAGE}")
+    for word in given:
+        if "=" not in word and not word.startswith("~"):
+            raise ConfigError(f"{word!r} is not KEY=VALUE{SCRIPT_ARGUMENTS.format(script)}: {RUN_USAGE}")
+    defaults = {
+        "name": quoted(name_of(script, module=module)),
+        "workload": "program",
+        f"workload.{'module' if module else 'script'}": quoted(script),
+    }
+    given_keys = {key_of(word) for word in given}
+    return [*(f"{key}={value}" for key, value in defaults.items() if key not in given_keys), *given]
 
 
 def resume(arguments: Namespace) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.cli import commands, submit
-from launcher.cli.run import overrides
+from launcher.cli.submit import script_overrides
 from launcher.errors import ConfigError
 from launcher.plan.build import check_name, command, name_of
 from launcher.runs.directory import Run
@@ -34,17 +34,17 @@ from tests.unit.plans import bare_plan, with_fields
     ],
 )
 def test_a_script_is_a_run_of_its_name(script: str, module: bool, given: Sequence[str], meant: Sequence[str]) -> None:
-    assert overrides(script, given, module=module) == meant
+    assert script_overrides(script, given, module=module) == meant
 
 
 def test_a_script_in_a_folder_of_hydras_is_no_override(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     script = Path("lr=0.1,exp=1/train.py")
     with pytest.raises(ConfigError, match="name the script before its KEY=VALUE"):
-        overrides(str(script), [])
+        script_overrides(str(script), [])
     script.parent.mkdir()
     script.touch()
-    assert overrides(str(script), ["nodes=2"]) == [
+    assert script_overrides(str(script), ["nodes=2"]) == [
         "name='train'", "workload=program", f"workload.script='{script}'", "nodes=2",
     ]  # fmt: skip
 
@@ -100,7 +100,7 @@ def test_a_command_to_copy_is_what_one_would_type(line: str) -> None:
         commands.of_run(parser)
         given = parser.parse(words)
         behind = [] if given.arguments is None else ["--", *given.arguments]
-        words = [*overrides(given.script, given.overrides, module=given.module), *behind]
+        words = [*script_overrides(given.script, given.overrides, module=given.module), *behind]
     else:
         words = [name, *words]
     recorded = submit.command_line(words).words
@@ -116,7 +116,7 @@ def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path / "own"))
     (tmp_path / "t.py").touch()
     run = Run.create(tmp_path / "runs" / "r")
-    words = submit.command_line([*overrides("t.py", ["cluster=local", "seed=3"]), "--", "--lrr", "1"]).words
+    words = submit.command_line([*script_overrides("t.py", ["cluster=local", "seed=3"]), "--", "--lrr", "1"]).words
     plan = bare_plan(workdir=str(tmp_path), workload={"kind": "Program"}, run_id="r")
     run.write_record(plan, {}, {"overrides": list(words), "token": "t"})
     return run
