@@ -50,7 +50,7 @@ def _report_errors(arguments: list[str]) -> int:
         _discard_output()
         return DONE
     except OSError as error:
-        from launcher.files.retried_reads import explain
+        from launcher.errors import explain
 
         explained = explain(error)
         if explained is None or os.environ.get("HYDRA_FULL_ERROR") == "1":

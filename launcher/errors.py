@@ -1,7 +1,8 @@
-"""Errors with a text for the user, and the exit codes of commands and attempts."""
+"""Errors with a text for the user, that of an OSError too, and the exit codes of commands and attempts."""
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterable
@@ -75,3 +76,71 @@ def program() -> str:
     """Returns `launcher` or `python -m launcher`, whichever the user has called, for commands shown in hints."""
     name = os.path.basename(sys.argv[0])
     return name if name == "launcher" else "python -m launcher"
+
+
+TRANSIENT = frozenset({
+    getattr(errno, "EREMOTEIO", errno.EIO),  # Linux only
+    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ENOLINK,
+    errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN,
+    errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENODEV, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
+    errno.ENOBUFS, errno.EPROTO, errno.EBADF,
+})  # fmt: skip
+
+
+def is_transient(error: BaseException) -> bool:
+    """Returns whether an error is transient, so that the same read may succeed later."""
+    return isinstance(error, UnavailableError) or (isinstance(error, OSError) and error.errno in TRANSIENT)
+
+
+# -- Turns an OSError into a line for the user: which file or program, what the system refused, and what to do
+#
+# An error that only a defect of the launcher can cause (EBADF, EINVAL, ...) gets no such line, so that its traceback is
+# shown.
+
+
+OTHER_FOLDER = "or use a folder elsewhere (runs_dir=DIR, or LAUNCHER_RUNS_DIR)"
+LIMITS = {
+    errno.EMFILE: "this process may have no more open files: raise `ulimit -n`",
+    errno.ENFILE: "this machine has no more open files: end something, or use another one",
+    errno.ENOMEM: "this machine has no memory left for you: end something, or use another one",
+    errno.EAGAIN: "you may start no more processes here: end some, or raise `ulimit -u`",
+    errno.EFBIG: "files may not become that large: raise `ulimit -f`",
+}
+FULL = {
+    errno.ENOSPC: f"make room there (`df -h` shows the disks), {OTHER_FOLDER}",
+    errno.EDQUOT: f"remove something of yours there (`quota -s` shows what you may use), {OTHER_FOLDER}",
+}
+REFUSED = {
+    errno.EACCES: f"have its permissions changed (`ls -ld` shows them), {OTHER_FOLDER}",
+    errno.EPERM: f"have its permissions changed (`ls -ld` shows them), {OTHER_FOLDER}",
+    errno.EROFS: f"that file system is read-only: have it mounted otherwise, {OTHER_FOLDER}",
+}
+CHANGED = dict.fromkeys(
+    (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG,
+     errno.ENXIO, errno.ENOEXEC, errno.ETXTBSY),
+    "it was removed, or is something else than was expected: look at it, and repeat the command",
+)  # fmt: skip
+LATER = dict.fromkeys(
+    TRANSIENT - {errno.EBADF}, "nothing answers there now: repeat the command later, or ask who runs that server"
+)
+CURES = {**CHANGED, **LATER, **REFUSED, **FULL, **LIMITS}
+
+NOT_ON_PATH = (FileNotFoundError, PermissionError)
+
+
+def explain(error: OSError) -> str | None:
+    """Returns one line for the user: the file, the system's error, and what to do; None: a defect of the launcher."""
+    number = error.errno
+    if number is None:
+        return None if not isinstance(error, (TimeoutError, ConnectionError)) else f"{error or 'no answer'}: try later"
+    cure = CURES.get(number)
+    if cure is None or (number in CHANGED and error.filename is None):
+        return None
+    where = "the output of this command or a file" if error.filename is None else _path(error.filename)
+    if error.filename2 is not None:
+        where += f", {_path(error.filename2)}"
+    return f"{where}: {os.strerror(number)} ({errno.errorcode[number]}): {cure}"
+
+
+def _path(name: str | bytes | int) -> str:
+    return f"descriptor {name}" if isinstance(name, int) else os.fsdecode(name)

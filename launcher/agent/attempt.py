@@ -29,9 +29,9 @@ from launcher.binding import hardware, masks
 from launcher.binding.hardware import Node
 from launcher.binding.masks import Binding, BindingRefused, DeviceError, RankDevices
 from launcher.config.schema import Backend, Device, LaunchMode
+from launcher.errors import is_transient
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode, PreflightThen, Unbound
-from launcher.files.retried_reads import is_transient
 from launcher.plan.plan import NIC, JobPlan
 from launcher.rendezvous import store
 from launcher.rendezvous.rounds import LeaderLost, Member, Placement, Rendezvous, RendezvousError, placements

@@ -20,9 +20,10 @@ from typing import Any, TypeVar
 from launcher.agent.failure_detector import Blame, RoundLimits
 from launcher.agent.leader import Coordinator
 from launcher.agent.policy import History
+from launcher.errors import is_transient
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode
-from launcher.files.retried_reads import Ok, backoff, exists, is_transient
+from launcher.files.retried_reads import Ok, backoff, exists
 from launcher.formatting import log_line
 from launcher.rendezvous import rounds
 from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, RendezvousError

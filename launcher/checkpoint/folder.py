@@ -18,9 +18,8 @@ from pathlib import Path
 
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.format import CannotRead, CheckpointError, Damaged, Manifest, retry, unless_removed
-from launcher.errors import UnavailableError
+from launcher.errors import TRANSIENT, UnavailableError
 from launcher.files import safe_io
-from launcher.files.retried_reads import TRANSIENT
 from launcher.runs import lease
 from launcher.runs.directory import RunError, require_private
 

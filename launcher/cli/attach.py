@@ -24,9 +24,8 @@ from typing import IO, Any
 from launcher import attach
 from launcher.attach import HELLO, SECRET, SERVED, data_message, data_of, exchange
 from launcher.cli.progress import at_breakpoints
-from launcher.errors import RunError
+from launcher.errors import NOT_ON_PATH, RunError
 from launcher.files.folder_checks import require_own
-from launcher.files.retried_reads import NOT_ON_PATH
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, status_of
 from launcher.paths import own_module
 from launcher.plan.plan import JobPlan

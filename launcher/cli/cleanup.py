@@ -29,9 +29,9 @@ from functools import partial
 from pathlib import Path
 
 from launcher.cli.commands import PRUNABLE
-from launcher.errors import FAILED, ConfigError, LauncherError, RunError, UnavailableError
+from launcher.errors import FAILED, ConfigError, LauncherError, RunError, UnavailableError, explain
 from launcher.files.folder_checks import is_own, require_own
-from launcher.files.retried_reads import exists, explain, list_names, read_text, unwrap
+from launcher.files.retried_reads import exists, list_names, read_text, unwrap
 from launcher.formatting import plural, rough_size
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunStatus, each_status, or_damaged, status_of

@@ -28,8 +28,8 @@ from typing import Any
 from launcher import __version__, paths
 from launcher.cli.output import labelled
 from launcher.config.schema import Cluster, Config
-from launcher.errors import ConfigError
-from launcher.files.retried_reads import LOCAL, NOT_ON_PATH, kind_of
+from launcher.errors import NOT_ON_PATH, ConfigError
+from launcher.files.folder_checks import LOCAL, kind_of
 from launcher.formatting import format_size, long_size, plural
 from launcher.paths import user_config_dir
 from launcher.plan import workload_hook

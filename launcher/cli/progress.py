@@ -15,8 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from launcher.errors import UnavailableError
-from launcher.files.retried_reads import is_transient
+from launcher.errors import UnavailableError, is_transient
 from launcher.formatting import brief, coloured, long_size, number, one_line, raw
 from launcher.runs.events import Breakpoint, Continued, Progress, Restart, Saved, Started, every, known
 

@@ -38,8 +38,7 @@ from typing import IO, Any, TextIO, cast
 
 from launcher import __version__, size_limits
 from launcher.environment.repository import FILE, LINK, PROGRAM, SENT, CodeFile, digest_of, sent_folder
-from launcher.errors import BAD_INPUT, FAILED, ConfigError, LauncherError, RunError
-from launcher.files.retried_reads import explain
+from launcher.errors import BAD_INPUT, FAILED, ConfigError, LauncherError, RunError, explain
 from launcher.paths import default_runs_dir
 from launcher.remote.command import PROTOCOL, START
 

@@ -28,10 +28,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from launcher.errors import ConfigError, RunError, UnavailableError, program
+from launcher.errors import ConfigError, RunError, UnavailableError, is_transient, program
 from launcher.failures.codes import FaultCode
 from launcher.files import safe_io
-from launcher.files.retried_reads import is_transient, kind_at
+from launcher.files.folder_checks import kind_at
 from launcher.files.safe_io import digest_of, write
 from launcher.paths import absolute, own_module, user_cache_dir
 from launcher.plan.plan import Archive

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from launcher import size_limits
-from launcher.errors import ConfigError, RunError
+from launcher.errors import NOT_ON_PATH, ConfigError, RunError
 from launcher.fast_dataclasses import Struct
 from launcher.files import safe_io
-from launcher.files.retried_reads import NOT_ON_PATH
 from launcher.formatting import format_size, plural, rough_size
 from launcher.paths import user_cache_dir
 

@@ -1,4 +1,4 @@
-"""Who owns a file or folder, who may write to it, and which folders of others the user trusts.
+"""Who owns a folder, who may write to it, which folders of others the user trusts, and which ones nodes can see.
 
 A run directory holds programs that a job executes, ids of processes that `cancel` signals, and pages that a browser
 opens. Another user who can write to the directory, or replace it by another one, controls all of these. So a folder
@@ -28,8 +28,9 @@ import errno
 import grp
 import os
 import pwd
+import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from launcher.errors import ConfigError, RunError
@@ -265,3 +266,57 @@ def secret_of_user() -> bytes:
             f"{path} can neither be read nor made ({error.strerror or error}): set {SECRET_VARIABLE} to the same "
             "random text in all processes of the job"
         ) from None
+
+
+# -- Checks before a submission whether compute nodes can see the folder of runs, as far as this machine can tell
+
+
+# Types of file systems that only one machine sees (statfs(2), /proc/mounts).
+IN_MEMORY = ("tmpfs", "ramfs")
+LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "f2fs", "jfs", "reiserfs", "vfat", *IN_MEMORY)
+SEEN = ".nodes-see-this"  # file in the folder of runs; the first job script that starts there makes it
+
+
+def kind_of(folder: Path) -> str:
+    """Returns the type of the file system of an absolute path (`nfs4`); empty: unknown."""
+    try:
+        return kind_at(str(folder.resolve()), Path("/proc/mounts").read_text(errors="replace"))
+    except OSError:
+        return ""
+
+
+def kind_at(folder: str, mounts: str) -> str:
+    """Returns the type of the file system that holds a path without links: that of the longest mount point."""
+    longest, kind = "", ""
+    for line in mounts.splitlines():
+        _, point, found, *_ = [*line.split(" "), "", ""]
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point).rstrip("/")  # man 5 fstab
+        if len(point) >= len(longest) and (folder == point or folder.startswith(f"{point}/")):
+            longest, kind = point, found  # of two mounts on one mount point, the later one hides the other
+    return kind
+
+
+def check_visible(folder: Path, kind: str, *, seen: bool, nodes: Collection[str], here: Collection[str]) -> str | None:
+    """Checks whether nodes can see the folder of runs; returns a warning for the user, or None.
+
+    | first row that applies | result |
+    |---|---|
+    | the folder has the file SEEN: a job has started there before | None |
+    | all nodes are this machine | None |
+    | the folder is in this machine's memory | ConfigError: no other machine can see it |
+    | its file system is of a type that is usually local | a warning: this machine may export it, or not |
+    | its file system is of another type, or an unknown one | None |
+
+    Raises ConfigError: no node can see the folder.
+    """
+    if seen or kind not in LOCAL or set(nodes) <= set(here):
+        return None
+    if kind in IN_MEMORY:
+        raise ConfigError(
+            f"runs_dir={folder} is in this machine's memory ({kind}), and {', '.join(sorted(nodes)[:3])} cannot see "
+            "it: set runs_dir (or LAUNCHER_RUNS_DIR) to a folder that all nodes share"
+        )
+    return (
+        f"runs_dir={folder} is on {kind}, usually a local disk: unless this machine exports it to the compute nodes, "
+        "the job will never start"
+    )

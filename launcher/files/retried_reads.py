@@ -1,4 +1,4 @@
-"""Reads of a shared file system: ok, wrong or unavailable; errors as a line for the user; folders that nodes see.
+"""Reads of a shared file system, with three outcomes: ok, wrong or unavailable.
 
 | outcome | what happened | what a caller does |
 |---|---|---|
@@ -18,13 +18,12 @@ from __future__ import annotations
 import errno
 import os
 import random
-import re
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from launcher.errors import ConfigError, RunError, UnavailableError
+from launcher.errors import TRANSIENT, RunError, UnavailableError
 from launcher.fast_dataclasses import Struct
 from launcher.files import safe_io
 
@@ -38,13 +37,6 @@ REST = 10.0  # seconds after a failed read in which other reads are not retried
 
 ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.ENXIO, errno.EFBIG})
-TRANSIENT = frozenset({
-    getattr(errno, "EREMOTEIO", errno.EIO),  # Linux only
-    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ENOLINK,
-    errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN,
-    errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENODEV, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
-    errno.ENOBUFS, errno.EPROTO, errno.EBADF,
-})  # fmt: skip
 
 in_a_job = False  # whether this process is the driver of a job
 _rests_until = float("-inf")
@@ -157,11 +149,6 @@ def backoff(limit: float, first: float | None = None, longest: float | None = No
         yield elapsed
 
 
-def is_transient(error: BaseException) -> bool:
-    """Returns whether an error is transient, so that the same read may succeed later."""
-    return isinstance(error, UnavailableError) or (isinstance(error, OSError) and error.errno in TRANSIENT)
-
-
 def _once(call: Callable[[], T], path: AnyPath) -> Outcome[T | None]:
     try:
         return Ok(call())
@@ -175,111 +162,3 @@ def _once(call: Callable[[], T], path: AnyPath) -> Outcome[T | None]:
         if number in NO_FILE:
             return Wrong(f"{path} cannot be read: {why}")
         return Unavailable(f"{path} cannot be read now: {why} ({errno.errorcode.get(number, number)})", number)
-
-
-# -- Turns an OSError into a line for the user: which file or program, what the system refused, and what to do
-#
-# An error that only a defect of the launcher can cause (EBADF, EINVAL, ...) gets no such line, so that its traceback is
-# shown.
-
-
-OTHER_FOLDER = "or use a folder elsewhere (runs_dir=DIR, or LAUNCHER_RUNS_DIR)"
-LIMITS = {
-    errno.EMFILE: "this process may have no more open files: raise `ulimit -n`",
-    errno.ENFILE: "this machine has no more open files: end something, or use another one",
-    errno.ENOMEM: "this machine has no memory left for you: end something, or use another one",
-    errno.EAGAIN: "you may start no more processes here: end some, or raise `ulimit -u`",
-    errno.EFBIG: "files may not become that large: raise `ulimit -f`",
-}
-FULL = {
-    errno.ENOSPC: f"make room there (`df -h` shows the disks), {OTHER_FOLDER}",
-    errno.EDQUOT: f"remove something of yours there (`quota -s` shows what you may use), {OTHER_FOLDER}",
-}
-REFUSED = {
-    errno.EACCES: f"have its permissions changed (`ls -ld` shows them), {OTHER_FOLDER}",
-    errno.EPERM: f"have its permissions changed (`ls -ld` shows them), {OTHER_FOLDER}",
-    errno.EROFS: f"that file system is read-only: have it mounted otherwise, {OTHER_FOLDER}",
-}
-CHANGED = dict.fromkeys(
-    (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG,
-     errno.ENXIO, errno.ENOEXEC, errno.ETXTBSY),
-    "it was removed, or is something else than was expected: look at it, and repeat the command",
-)  # fmt: skip
-LATER = dict.fromkeys(
-    TRANSIENT - {errno.EBADF}, "nothing answers there now: repeat the command later, or ask who runs that server"
-)
-CURES = {**CHANGED, **LATER, **REFUSED, **FULL, **LIMITS}
-
-NOT_ON_PATH = (FileNotFoundError, PermissionError)
-
-
-def explain(error: OSError) -> str | None:
-    """Returns one line for the user: the file, the system's error, and what to do; None: a defect of the launcher."""
-    number = error.errno
-    if number is None:
-        return None if not isinstance(error, (TimeoutError, ConnectionError)) else f"{error or 'no answer'}: try later"
-    cure = CURES.get(number)
-    if cure is None or (number in CHANGED and error.filename is None):
-        return None
-    where = "the output of this command or a file" if error.filename is None else _path(error.filename)
-    if error.filename2 is not None:
-        where += f", {_path(error.filename2)}"
-    return f"{where}: {os.strerror(number)} ({errno.errorcode[number]}): {cure}"
-
-
-def _path(name: str | bytes | int) -> str:
-    return f"descriptor {name}" if isinstance(name, int) else os.fsdecode(name)
-
-
-# -- Checks before a submission whether compute nodes can see the folder of runs, as far as this machine can tell
-
-
-# Types of file systems that only one machine sees (statfs(2), /proc/mounts).
-IN_MEMORY = ("tmpfs", "ramfs")
-LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "f2fs", "jfs", "reiserfs", "vfat", *IN_MEMORY)
-SEEN = ".nodes-see-this"  # file in the folder of runs; the first job script that starts there makes it
-
-
-def kind_of(folder: Path) -> str:
-    """Returns the type of the file system of an absolute path (`nfs4`); empty: unknown."""
-    try:
-        return kind_at(str(folder.resolve()), Path("/proc/mounts").read_text(errors="replace"))
-    except OSError:
-        return ""
-
-
-def kind_at(folder: str, mounts: str) -> str:
-    """Returns the type of the file system that holds a path without links: that of the longest mount point."""
-    longest, kind = "", ""
-    for line in mounts.splitlines():
-        _, point, found, *_ = [*line.split(" "), "", ""]
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point).rstrip("/")  # man 5 fstab
-        if len(point) >= len(longest) and (folder == point or folder.startswith(f"{point}/")):
-            longest, kind = point, found  # of two mounts on one mount point, the later one hides the other
-    return kind
-
-
-def check(folder: Path, kind: str, *, seen: bool, nodes: Collection[str], here: Collection[str]) -> str | None:
-    """Checks whether nodes can see the folder of runs; returns a warning for the user, or None.
-
-    | first row that applies | result |
-    |---|---|
-    | the folder has the file SEEN: a job has started there before | None |
-    | all nodes are this machine | None |
-    | the folder is in this machine's memory | ConfigError: no other machine can see it |
-    | its file system is of a type that is usually local | a warning: this machine may export it, or not |
-    | its file system is of another type, or an unknown one | None |
-
-    Raises ConfigError: no node can see the folder.
-    """
-    if seen or kind not in LOCAL or set(nodes) <= set(here):
-        return None
-    if kind in IN_MEMORY:
-        raise ConfigError(
-            f"runs_dir={folder} is in this machine's memory ({kind}), and {', '.join(sorted(nodes)[:3])} cannot see "
-            "it: set runs_dir (or LAUNCHER_RUNS_DIR) to a folder that all nodes share"
-        )
-    return (
-        f"runs_dir={folder} is on {kind}, usually a local disk: unless this machine exports it to the compute nodes, "
-        "the job will never start"
-    )

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from launcher import processes
-from launcher.errors import DONE, NO_RETRY, RESUME, RunError, UnavailableError
+from launcher.errors import DONE, NO_RETRY, RESUME, RunError, UnavailableError, is_transient
 from launcher.failures.codes import FaultCode, NextReason, StopReason
 from launcher.fast_dataclasses import Struct, replace
 from launcher.files import retried_reads
 from launcher.files.json_types import from_json, misfit
-from launcher.files.retried_reads import Ok, Unavailable, exists, is_transient, list_names, read_json, read_text, unwrap
+from launcher.files.retried_reads import Ok, Unavailable, exists, list_names, read_json, read_text, unwrap
 from launcher.runs import event_files
 from launcher.runs.events import Ended, Event, Fault, SetupFailed, Started, Stays, Stop, StopRequested, every
 from launcher.runs.job_file import FunctionFile, JobFile, ends_in, parse_exports, uptime

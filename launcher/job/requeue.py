@@ -17,10 +17,10 @@ from typing import Any
 from launcher import errors
 from launcher.checkpoint import format as checkpoints
 from launcher.config.schema import ResumeHow
-from launcher.errors import LauncherError, SubmissionError
+from launcher.errors import LauncherError, SubmissionError, is_transient
 from launcher.failures import messages
 from launcher.failures.codes import NextReason, StopReason
-from launcher.files.retried_reads import Ok, is_transient, retry_read
+from launcher.files.retried_reads import Ok, retry_read
 from launcher.plan.plan import JobPlan
 from launcher.runs import lease, user_checkpoints
 from launcher.runs.directory import Attempt, Events, Run, current_attempt

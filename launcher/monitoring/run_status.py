@@ -60,10 +60,10 @@ from typing import TypeVar
 
 from launcher import errors
 from launcher.environment import secrets
-from launcher.errors import LauncherError, RunError, UnavailableError
+from launcher.errors import LauncherError, RunError, UnavailableError, is_transient
 from launcher.fast_dataclasses import Struct
 from launcher.files import folder_checks
-from launcher.files.retried_reads import exists, is_transient, unwrap
+from launcher.files.retried_reads import exists, unwrap
 from launcher.formatting import log_line
 from launcher.plan.plan import JobPlan
 from launcher.runs import point_claims

@@ -25,9 +25,9 @@ from launcher.agent.attempt import THREADS
 from launcher.agent.leader_connection import Signals
 from launcher.agent.supervisor import StopChecker
 from launcher.agent.workers import preload
-from launcher.errors import LauncherError, UnavailableError
+from launcher.errors import LauncherError, UnavailableError, is_transient
 from launcher.failures.codes import StopReason
-from launcher.files.retried_reads import IN_A_JOB, Ok, exists, is_transient
+from launcher.files.retried_reads import IN_A_JOB, Ok, exists
 from launcher.formatting import log_line
 from launcher.pilots import point_fork
 from launcher.pilots.point_fork import Slot, slots_of_node

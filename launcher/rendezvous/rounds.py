@@ -26,10 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher import processes
+from launcher.errors import explain
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode
 from launcher.files import safe_io
-from launcher.files.retried_reads import exists, explain, unwrap
+from launcher.files.retried_reads import exists, unwrap
 from launcher.rendezvous.signed_channel import Channel, ChannelError, Hub, refused, wait_for
 from launcher.runs import events
 from launcher.runs.events import Accused, Fault, Place

@@ -33,8 +33,8 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from launcher import size_limits
+from launcher.errors import explain
 from launcher.failures.codes import FaultCode
-from launcher.files.retried_reads import explain
 from launcher.formatting import log_line
 from launcher.runs import events
 from launcher.runs.events import Fault

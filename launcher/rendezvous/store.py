@@ -41,7 +41,7 @@ from typing import NoReturn
 from torch.distributed import Store
 
 from launcher import processes
-from launcher.files.retried_reads import explain
+from launcher.errors import explain
 from launcher.formatting import log_line
 from launcher.torch_compat import store_on
 

@@ -49,7 +49,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import size_limits
 from launcher.config.schema import ResumeHow
-from launcher.errors import NO_RETRY, RESUME, ConfigError, RunError, UnavailableError
+from launcher.errors import NO_RETRY, RESUME, ConfigError, RunError, UnavailableError, is_transient
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode
 from launcher.fast_dataclasses import Struct, replace
@@ -61,7 +61,6 @@ from launcher.files.retried_reads import (
     Unavailable,
     Wrong,
     exists,
-    is_transient,
     list_names,
     read_json,
     read_text,

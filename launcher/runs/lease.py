@@ -18,10 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from launcher.errors import RunError, UnavailableError
+from launcher.errors import RunError, UnavailableError, is_transient
 from launcher.fast_dataclasses import Struct
 from launcher.files import retried_reads, safe_io
-from launcher.files.retried_reads import Ok, Unavailable, Wrong, backoff, is_transient, read_text, retry_read, unwrap
+from launcher.files.retried_reads import Ok, Unavailable, Wrong, backoff, read_text, retry_read, unwrap
 from launcher.processes import Process, namespace
 from launcher.runs.job_file import LeaseTimes
 

@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher import size_limits
-from launcher.errors import UnavailableError
+from launcher.errors import UnavailableError, explain, is_transient
 from launcher.fast_dataclasses import Struct
 from launcher.files import safe_io
-from launcher.files.retried_reads import explain, is_transient, retry_read, unwrap
+from launcher.files.retried_reads import retry_read, unwrap
 from launcher.runs import event_files
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Started, first

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import chain
 
-from launcher.files.retried_reads import is_transient
+from launcher.errors import is_transient
 from launcher.plan.plan import JobPlan
 from launcher.runs.lease import RUN_FILE
 

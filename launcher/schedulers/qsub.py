@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from launcher.config.schema import ResumeHow
 from launcher.errors import ConfigError
 from launcher.fast_dataclasses import Struct
-from launcher.files import retried_reads
+from launcher.files import folder_checks
 from launcher.files.retried_reads import exists, unwrap
 from launcher.redaction import without_secrets
 from launcher.schedulers import run_command
@@ -172,8 +172,8 @@ class QsubCommands(ABC):
 def notes_on_folder(folder: Path, nodes: Sequence[str]) -> tuple[str, ...]:
     """Returns a note if these nodes may not see a folder of runs; raises ConfigError if they cannot."""
     here = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
-    seen = unwrap(exists(folder / retried_reads.SEEN))
-    note = retried_reads.check(folder, retried_reads.kind_of(folder), seen=seen, nodes=nodes, here=here)
+    seen = unwrap(exists(folder / folder_checks.SEEN))
+    note = folder_checks.check_visible(folder, folder_checks.kind_of(folder), seen=seen, nodes=nodes, here=here)
     return (note,) if note else ()
 
 

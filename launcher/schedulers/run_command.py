@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import IO
 
 from launcher import size_limits
-from launcher.errors import SubmissionError
+from launcher.errors import NOT_ON_PATH, SubmissionError
 from launcher.fast_dataclasses import Struct
-from launcher.files.retried_reads import NOT_ON_PATH, backoff
+from launcher.files.retried_reads import backoff
 from launcher.formatting import long_size
 from launcher.plan.plan import JobPlan
 from launcher.schedulers import registry

@@ -20,8 +20,8 @@ from launcher.environment.programs import SetupLine
 from launcher.errors import ConfigError, near
 from launcher.fast_dataclasses import Struct
 from launcher.files import safe_io
+from launcher.files.folder_checks import SEEN
 from launcher.files.json_types import as_json
-from launcher.files.retried_reads import SEEN
 from launcher.paths import own_module, resource, user_config_dir
 from launcher.plan.plan import JobPlan, texts_in
 from launcher.runs import lease

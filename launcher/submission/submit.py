@@ -21,9 +21,8 @@ from launcher import __version__, redaction
 from launcher.agent import payload
 from launcher.environment import repository, snapshot
 from launcher.environment import secrets as secret
-from launcher.errors import ConfigError, SubmissionError, UnavailableError
+from launcher.errors import ConfigError, SubmissionError, UnavailableError, explain
 from launcher.fast_dataclasses import Struct
-from launcher.files.retried_reads import explain
 from launcher.formatting import clean
 from launcher.paths import default_runs_dir
 from launcher.plan.plan import JobPlan, keys_of

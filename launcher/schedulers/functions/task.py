@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, ClassVar
 from submitit.core import job_environment, logger, utils
 
 from launcher import errors, processes
-from launcher.errors import SubmissionError
-from launcher.files.retried_reads import exists, is_transient, unwrap
+from launcher.errors import SubmissionError, is_transient
+from launcher.files.retried_reads import exists, unwrap
 from launcher.redaction import SECRETS, without_secrets
 from launcher.runs.directory import require_private
 from launcher.schedulers import registry, topology

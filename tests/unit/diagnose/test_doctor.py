@@ -18,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 from launcher.cli import commands, doctor
 from launcher.cli.doctor import DoctorCheck, line, run_all, start
 from launcher.config.schema import Cluster
-from launcher.files import retried_reads
+from launcher.files import folder_checks
 from launcher.schedulers import registry
 from launcher.schedulers.base import Scheduler
 from launcher.schedulers.registry import LocalScheduler
@@ -274,7 +274,7 @@ def test_the_longest_mount_point_tells_the_file_system() -> None:
         "/dev/a / ext4 rw 0 0\nsrv:/x /home nfs4 rw 0 0\nl@tcp:/s /home/big lustre rw 0 0\nx /my\\040disk xfs rw 0 0\n"
     )
     for path, kind in (("/home/me", "nfs4"), ("/home/big/runs", "lustre"), ("/homes", "ext4"), ("/my disk/x", "xfs")):
-        assert retried_reads.kind_at(path, mounts) == kind
+        assert folder_checks.kind_at(path, mounts) == kind
 
 
 @pytest.mark.parametrize("runs_dir", ["~no-such-user-here/runs", "/tmp"])

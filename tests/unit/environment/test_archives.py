@@ -19,8 +19,7 @@ import pytest
 from launcher.cli import commands
 from launcher.config.schema import Env
 from launcher.environment import archives, programs, snapshot
-from launcher.errors import ConfigError, RunError
-from launcher.files.retried_reads import is_transient
+from launcher.errors import ConfigError, RunError, is_transient
 from launcher.paths import own_module
 from launcher.plan.plan import Archive, JobPlan
 from launcher.runs.directory import Run

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.files import retried_reads
+from launcher.files import folder_checks
 
 HERE = ("login", "localhost")
 
@@ -27,13 +27,13 @@ HERE = ("login", "localhost")
     ],
 )  # fmt: skip
 def test_a_note_where_nodes_may_not_see_it(kind: str, seen: bool, nodes: list[str], note: str | None) -> None:
-    assert retried_reads.check(Path("/runs"), kind, seen=seen, nodes=nodes, here=HERE) == note
+    assert folder_checks.check_visible(Path("/runs"), kind, seen=seen, nodes=nodes, here=HERE) == note
 
 
-@pytest.mark.parametrize("kind", retried_reads.IN_MEMORY)
+@pytest.mark.parametrize("kind", folder_checks.IN_MEMORY)
 def test_what_no_node_can_see_is_refused(kind: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        retried_reads.check(Path("/dev/shm/runs"), kind, seen=False, nodes=["n2", "n1"], here=HERE)
+        folder_checks.check_visible(Path("/dev/shm/runs"), kind, seen=False, nodes=["n2", "n1"], here=HERE)
     assert str(refusal.value) == (
         f"runs_dir=/dev/shm/runs is in this machine's memory ({kind}), and n1, n2 cannot see it: set runs_dir (or "
         "LAUNCHER_RUNS_DIR) to a folder that all nodes share"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher import __main__ as command_line
-from launcher.files.retried_reads import explain
+from launcher.errors import explain
 from launcher.files.safe_io import naming
 
 
