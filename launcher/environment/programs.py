@@ -1,10 +1,11 @@
-"""The program that a run starts: which file, in which interpreter, with which set-up lines."""
+"""The program that a run starts: which file, in which interpreter, with which set-up lines and arguments."""
 
 from __future__ import annotations
 
 import ast
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,6 @@ from launcher.config.schema import Function, Program
 from launcher.errors import ConfigError, near
 from launcher.fast_dataclasses import Struct
 from launcher.paths import absolute
-from launcher.plan.build import is_executable, options, with_options, words
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -455,3 +455,58 @@ def _names(body: Sequence[ast.stmt]) -> tuple[dict[str, ast.stmt], bool]:
                     names |= deeper
                     open_ended |= more
     return names, open_ended
+
+
+# -- The arguments of a program, from the keys of workload=program
+
+
+def words(given: str | Sequence[Any]) -> list[str]:
+    """Returns a program's arguments as strings, from values or a shell-like string; ValueError: null, lists, quotes."""
+    if isinstance(given, str):
+        return shlex.split(given)
+    if not isinstance(given, (list, tuple)):
+        raise ValueError(f"{given!r} is neither a list nor a text")
+    found = []
+    for number, each in enumerate(given, 1):
+        if each is None:
+            raise ValueError(f"argument {number} is null, which is not text: leave it out, or quote it ('null')")
+        if not isinstance(each, (str, int, float)):
+            raise ValueError(f"argument {number}, {each!r}, is neither text nor a number")
+        found.append(str(each).lower() if isinstance(each, bool) else str(each))
+    return found
+
+
+def options(flags: Mapping[str, Any]) -> list[str]:
+    """Returns named arguments as options of a program.
+
+    | value | arguments |
+    |---|---|
+    | `lr: 0.1` | `--lr 0.1` |
+    | `b: 32` (a name of one letter) | `-b 32` |
+    | `amp: true` | `--amp` |
+    | `amp: false`, `amp: null` | none |
+    | `sizes: [1, 2]` | `--sizes 1 2` |
+
+    Raises ValueError: a value has another type.
+    """
+    found = []
+    for name, value in flags.items():
+        if value is None or value is False:
+            continue
+        found.append(f"{'-' if len(name) == 1 else '--'}{name}")
+        if isinstance(value, Mapping):
+            raise ValueError(f"{name} is a section: only workload.overrides has names with a dot in them")
+        if value is not True:
+            found += words(value if isinstance(value, list) else [value])
+    return found
+
+
+def with_options(arguments: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Adds options to a program's arguments: before a `--`, else at the end, so they override earlier ones."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return [*arguments[:end], *flags, *arguments[end:]]
+
+
+def is_executable(path: Path) -> bool:
+    """Returns whether a file can be executed without an interpreter: it has the x bit, and its name has no `.py`."""
+    return path.suffix != ".py" and os.access(path, os.X_OK)

@@ -30,12 +30,12 @@ from typing import Any, NoReturn, get_type_hints
 
 from launcher import errors
 from launcher.config import schema
+from launcher.environment import programs
+from launcher.environment.programs import words as words_of
 from launcher.failures.codes import StopReason
 from launcher.failures.error_patterns import LOST_PEER
 from launcher.files import safe_io
 from launcher.paths import own_module
-from launcher.plan import build
-from launcher.plan.build import words as words_of
 from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Events, current_attempt, require_private
 from launcher.runs.events import Stop
@@ -222,7 +222,7 @@ def variables(plan: JobPlan, environ: Mapping[str, str], attempt: int, lives: in
 
 
 def is_executable(path: str | None) -> bool:
-    return path is not None and build.is_executable(Path(path).expanduser())
+    return path is not None and programs.is_executable(Path(path).expanduser())
 
 
 def fresh_command(place: int, *, lives: int, **files: int) -> list[str]:
