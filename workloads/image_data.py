@@ -20,7 +20,6 @@ from pathlib import Path
 from launcher.errors import ConfigError, near, program
 from launcher.fast_dataclasses import Struct
 from launcher.files import safe_io
-from launcher.files.safe_io import digest_of
 
 AUTO = "auto"
 BUNDLED = "part of the launcher"
@@ -204,7 +203,7 @@ def fetch(
         folder.mkdir(parents=True, exist_ok=True)
         for file in dataset.files:
             target = folder / f"{file.name}.gz"
-            if not (target.is_file() and digest_of(target) in file.sha256):
+            if not (target.is_file() and safe_io.digest_of(target) in file.sha256):
                 _download(file, target, dataset.mirrors if mirrors is None else mirrors, progress)
     except OSError as error:
         raise DatasetError(f"{folder} cannot be written: {error}. Choose another folder for the data") from error
@@ -285,7 +284,7 @@ def _verified(dataset: Dataset, folder: Path, how: str, data_dir: str | Path | N
 
 
 def _packed_fault(file: IdxFile, path: Path, dataset: Dataset) -> str:
-    found = digest_of(path)
+    found = safe_io.digest_of(path)
     if found in file.sha256:
         return ""
     for other in KNOWN.values():

@@ -376,9 +376,8 @@ def between(pair: Pair, counts: tuple[int, int], config: P2P, values: measuremen
     """
     (a, b), (small, large) = pair, counts
     trips = p2p_patterns.Runs(min(config.iterations, TRIPS), config.warmup, more=False)
-    windows = p2p_patterns.Runs(
-        min(config.iterations, WINDOWS), min(config.warmup, 1), window=config.window, more=False
-    )
+    few = min(config.iterations, WINDOWS)
+    windows = p2p_patterns.Runs(few, min(config.warmup, 1), window=config.window, more=False)
     found = [p2p_patterns.pingpong(p2p_patterns.Pair(env.rank, a, b, small, values, "matrix", ROOM), trips)]
     latency = statistics.median(found[0].seconds) / 2 if found[0].seconds else math.nan
     bandwidth = math.nan

@@ -12,11 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import size_limits
-from launcher.agent.policy import (
-    RoundEnd,
-    RoundFailure,
-    returned_early,
-)
+from launcher.agent.policy import RoundEnd, RoundFailure, returned_early
 from launcher.config.schema import Backend
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode

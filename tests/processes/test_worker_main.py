@@ -10,15 +10,7 @@ import pytest
 
 from launcher import processes
 from launcher.agent.workers import Fresh, WorkerExit, WorkerGroup
-from launcher.config.schema import (
-    Collective,
-    DDPMnist,
-    Function,
-    Precision,
-    Program,
-    Sync,
-    Workload,
-)
+from launcher.config.schema import Collective, DDPMnist, Function, Precision, Program, Sync, Workload
 from launcher.rendezvous.rounds import Placement
 from launcher.runs.directory import Run
 from launcher.runs.lease import LeaseLost

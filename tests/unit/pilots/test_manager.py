@@ -16,14 +16,7 @@ from launcher.pilots import manager
 from launcher.pilots.manager import Board, SlotManager
 from launcher.runs import event_files
 from launcher.runs.directory import Run
-from launcher.runs.events import (
-    Event,
-    ManagerIdle,
-    NodeLeftOut,
-    PointEnded,
-    Progress,
-    known,
-)
+from launcher.runs.events import Event, ManagerIdle, NodeLeftOut, PointEnded, Progress, known
 from launcher.runs.point_claims import Claims, EntryKind, Manager, State
 from launcher.runs.sweep_directory import Sweep, TrialState
 from tests.unit.pilots.managers import Points, packed_sweep, slot_manager

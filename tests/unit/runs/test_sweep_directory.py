@@ -19,15 +19,7 @@ from launcher.runs import events as kinds
 from launcher.runs import lookup, sweep_directory
 from launcher.runs.directory import Run
 from launcher.runs.history import history_of, journal_events
-from launcher.runs.sweep_directory import (
-    Sweep,
-    SweepManifest,
-    canonical,
-    differing,
-    label,
-    text_of,
-    values_of,
-)
+from launcher.runs.sweep_directory import Sweep, SweepManifest, canonical, differing, label, text_of, values_of
 from tests.unit.sweep_runs import begin, make_sweep, submit_array
 
 

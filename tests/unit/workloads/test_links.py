@@ -11,17 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.p2p_matrix import (
-    ROWS,
-    Measured,
-    Usual,
-    heat_map,
-    rounds_of,
-    slow_pairs,
-    suspects,
-    tournament,
-    usual,
-)
+from workloads.p2p_matrix import ROWS, Measured, Usual, heat_map, rounds_of, slow_pairs, suspects, tournament, usual
 
 LIMITS = 0.7, 3  # least bandwidth and most latency of a pair, as parts of what is expected
 
