@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
