@@ -139,6 +139,16 @@ def test_a_node_that_takes_the_place_of_a_lost_one_gets_everything_from_the_othe
         assert found["before"]["large"] == [total(5) + (1000 * rank if kind == "single" else 0)] * SIZE
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_node_that_has_taken_a_place_is_enough_before_it_has_made_a_copy(first: Life, lost: int) -> None:
+    run_ranks(life, first, 4, 2)
+    new = tuple(memory() if node == lost else path for node, path in enumerate(first.memories))
+    run_ranks(life, replace(first, memories=new, round=1), 4, 2)  # makes no step
+    left = tuple(path if node == lost else memory() for node, path in enumerate(new))
+    for rank, found in enumerate(run_ranks(life, replace(first, memories=left, round=2), 4, 2)):
+        assert (found.metrics["start"], found.metrics["memory"], found.metrics["own"]["rank"]) == (5, True, rank)
+
+
 def test_nodes_that_change_places_send_each_other_what_is_theirs(first: Life) -> None:
     first = replace(first, kind="single")
     for rank, found in enumerate(rounds(first, replace(first, memories=first.memories[::-1], round=1))):
