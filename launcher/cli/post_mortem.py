@@ -110,7 +110,7 @@ def _of(seen: RunStatus, examined: Mapping[str, Any]) -> Iterator[str]:
     elif examined["time"] is not None:
         yield from labelled("when", where.strip())
     if examined["same"]:
-        yield from labelled("others", f"{name_ranks(examined['same'])} had the same error")
+        yield from labelled("others", f"{name_ranks(examined['same'])} had the same kind of error")
     for rank, line in list(examined["others"].items())[:4]:
         yield from labelled("others", f"rank {rank} had another error: {line}")
     if examined["followed"]:

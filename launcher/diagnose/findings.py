@@ -80,7 +80,8 @@ def find(
         errors = _errors(attempt, rank)
         if not trace and fault.code in known.LEFT:  # a program of the user
             trace = tracebacks.last_traceback(errors)
-        same, followed, others = _others(attempt, rank, trace)
+        first_error = trace.splitlines()[-1].strip() if trace else fault.error or ""
+        same, followed, others = _others(attempt, rank, first_error)
         log = _log(attempt, rank, trace)
         frames = tracebacks.crash_lines(errors)
         stacks = [{"ranks": [rank], "frames": frames}] if frames else []
@@ -101,7 +102,7 @@ def find(
         "time": ((event.time if event else 0) or _ended(evidence, events)) if attempt else None,
         "rank": rank,  # that failed first
         "host": host or None, "cancelled_by": _user([each.by for each in pasts]) or None,
-        "same": same,  # other ranks with the same error
+        "same": same,  # other ranks with the same error, or one of the same kind
         "followed": followed,  # ranks that ended because others had ended
         "others": others,  # the error line of each rank with a different error
         "restarts": restarts(events),  # their causes, within the attempt
@@ -153,17 +154,20 @@ def _user(ids: Sequence[str]) -> str:
         return by
 
 
-def _others(attempt: Attempt, rank: int, trace: str) -> tuple[list[int], list[int], dict[int, str]]:
+def _others(attempt: Attempt, rank: int, first: str) -> tuple[list[int], list[int], dict[int, str]]:
+    # first: the error line of this rank
     ranks = sorted({each for each, _, kind, _ in rank_files(attempt) if kind == "err"})[:MOST_RANKS]
-    first = trace.splitlines()[-1].strip() if trace else ""
     same, followed, others = list[int](), list[int](), dict[int, str]()
     for each in ranks:
         if each == rank:
             continue
-        error = tracebacks.last_error("\n".join(_errors(attempt, each)))
-        if not error or error_patterns.lost_peer(error):
+        lines = [line.strip() for line in _errors(attempt, each) if line.strip()]
+        # Without a traceback: errors that the launcher explains, and what a program prints before it exits
+        last_line = next((line for line in lines[-1:] if line == first or symptoms.exception_of(line)), "")
+        error = symptoms.last_error("\n".join(lines)) or last_line
+        if not error or symptoms.lost_peer(error):
             followed.append(each)
-        elif first and error == first:
+        elif error == first or symptoms.alike(error, first):
             same.append(each)
         else:
             others[each] = error

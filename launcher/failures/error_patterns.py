@@ -84,6 +84,18 @@ def kind_of(text: str, exception: str | None = None, *, loads: bool = False) -> 
     return EndKind.DAMAGED_CHECKPOINT if loads and _DAMAGE.search(text) else _TYPES.get(name, found)
 
 
+def exception_of(line: str) -> str:
+    """Returns the exception's type at the beginning of an error line (`torch.OutOfMemoryError`); empty: none."""
+    named = _EXCEPTION.match(line)
+    return named[1] if named else ""
+
+
+def alike(one: str, other: str) -> bool:
+    """Returns whether two error lines differ at most in details: the same exception, of the same known kind."""
+    found, kind = exception_of(one), kind_of(one)
+    return bool(found and kind) and (found, kind) == (exception_of(other), kind_of(other))
+
+
 def lost_peer(text: str) -> bool:
     """Returns whether an error message is one that torch raises in a rank because another rank has ended."""
     return LOST_PEER.search(text) is not None and not _is_user_exception(text)

@@ -94,7 +94,7 @@ def test_an_error_in_the_code(made: Run, call: Call) -> None:
         "a: an error in the code\n\ncause      rank 3 on node2: ValueError: no\nkind       exception\n"
     )
     for words in (
-        "first      rank 3 on node2 at 20", "others     rank 0 had the same error",
+        "first      rank 3 on node2 at 20", "others     rank 0 had the same kind of error",
         "others     rank 1 had another error: KeyError", "others     rank 2 only followed",
         "             python -m launcher resume a\n", f"Traceback of rank 3:\n{TRACE}",
         "Last output of rank 3:\n  step 1\n  step 2\n  a warning\n", f"its errors {logs}/rank-3.err",
@@ -103,6 +103,26 @@ def test_an_error_in_the_code(made: Run, call: Call) -> None:
     assert "\x1b" not in shown
     told = verdict(call)
     assert (told["same"], told["others"], told["followed"]) == ([0], {"1": "KeyError: 3"}, [2])
+
+
+def test_ranks_that_end_with_an_error_without_a_traceback_do_not_only_follow(made: Run, call: Call) -> None:
+    error = "NoGpuError: gpus_per_node=4 asks for a GPU, and rank {} on node2 sees none"
+    logs = attempt(made, rank=3, code="raised", error=error.format(3), traceback=f"a.b.{error.format(3)}\n").logs
+    for rank in (0, 3):
+        write(logs / f"rank-{rank}.err", f"a warning\na.b.{error.format(rank)}\n")
+    write(logs / "rank-1.err", "a.b.BackendError: there is no nccl\n")
+    write(logs / "rank-2.err", "a warning: it ends\n")
+    told = verdict(call)
+    assert (told["same"], told["others"], told["followed"]) == ([0], {"1": "a.b.BackendError: there is no nccl"}, [2])
+
+
+def test_ranks_of_a_program_that_print_the_same_do_not_only_follow(made: Run, call: Call) -> None:
+    logs = attempt(made, rank=1, code="exited", exit_code=3, error="config.yaml lacks a key").logs
+    for rank in (0, 1):
+        write(logs / f"rank-{rank}.err", "config.yaml lacks a key\n")
+    write(logs / "rank-2.err", "")
+    told = verdict(call)
+    assert (told["same"], told["others"], told["followed"]) == ([0], {}, [2])
 
 
 def test_a_program_of_its_own_has_its_traceback_in_its_log_only(made: Run, call: Call) -> None:
