@@ -253,7 +253,7 @@ def test_attempts_of_several_runs_are_told_apart(call: Call, tmp_path: Path) -> 
         (run.path / "output-7.log").write_text(f"{words}\n")
     told = call("status", "a", "b").out
     for name in "ab":
-        assert re.search(rf"\n\n{name}:\nATTEMPT .*\n0 .* 75 preempted: n1 was asked to stop by SIGTERM", told), told
+        assert re.search(rf"\n\n{name}:\nATTEMPT .*\n0 .* 75 preempted: n1 was asked to stop by\n +SIGTERM", told), told
     assert "a:\n" not in call("status", "a").out
 
 

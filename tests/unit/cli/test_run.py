@@ -125,8 +125,8 @@ def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 @pytest.mark.parametrize(
     ("typed", "shown"),
     [
-        ([], "['--lrr', '1']"),
-        (["--", "--lr", "a b", "--", "seed=5"], "['--lr', 'a b', '--', 'seed=5']"),
+        ([], "['--lrr','1']"),
+        (["--", "--lr", "a b", "--", "seed=5"], "['--lr','a b','--','seed=5']"),
         (["--"], "[]"),
     ],
 )
