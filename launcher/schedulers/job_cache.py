@@ -1,6 +1,7 @@
 """Caches the list of the user's jobs for all commands on this machine, so that several commands query it once.
 
     CACHE/queries/NAME.json     0600: the last result; NAME has a hash of scheduler, server, user and machine
+    CACHE/queries/qsub-*.json   which scheduler a qsub belongs to
     CACHE/queries/NAME.lock     locked during a query; other commands wait for its result
 
 A cache file that other users can write to is ignored. Without a writable cache, each command queries the scheduler.
@@ -17,7 +18,9 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from launcher.fast_dataclasses import Struct
 from launcher.files import safe_io
@@ -65,13 +68,30 @@ def take_snapshot(jobs: Callable[[], dict[str, SchedulerJob]], before: JobSnapsh
         return JobSnapshot(before.jobs, before.began, time.time(), time.monotonic() - start, str(error))
 
 
+def cache_file(name: str, which: object) -> Path:
+    return user_cache_dir() / "queries" / f"{name}-{hashlib.sha256(repr(which).encode()).hexdigest()[:16]}.json"
+
+
+def read_cached(path: Path) -> Any:
+    """Returns the value in a file of the cache; None: others can write to it; raises OSError and ValueError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        private = _private(os.fstat(descriptor)) and _private(os.stat(path.parent))
+        return json.loads(file.read()) if private else None
+
+
+def write_cached(path: Path, value: object) -> None:
+    with contextlib.suppress(OSError):
+        run_files.make_folder(path.parent)
+        write(path, json.dumps(value), sync=False)
+
+
 class SharedSnapshot:
     """The cached snapshot of one scheduler's jobs, shared by this user's commands on this machine."""
 
     def __init__(self, scheduler: str) -> None:
         which = [scheduler, str(os.getuid()), socket.gethostname(), *registry.queue(scheduler).server()]
-        name = f"{scheduler}-{hashlib.sha256(repr(which).encode()).hexdigest()[:16]}"
-        self._file = user_cache_dir() / "queries" / f"{name}.json"
+        self._file = cache_file(scheduler, which)
 
     def get(
         self, good_for: float, jobs: Callable[[], dict[str, SchedulerJob]], timeout: float, *, newer: float = 0.0,
@@ -99,11 +119,7 @@ class SharedSnapshot:
 
     def _read(self) -> JobSnapshot | None:
         try:
-            descriptor = os.open(self._file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with open(descriptor, "rb") as file:
-                if not (_private(os.fstat(descriptor)) and _private(os.stat(self._file.parent))):
-                    return None
-                values = json.loads(file.read())
+            values = read_cached(self._file)
             if values["format"] != FORMAT or values["completed"] > time.time() + 1:
                 return None
             jobs = {key: SchedulerJob(name, JobState(state), word, why, comment, left, number)
@@ -119,8 +135,7 @@ class SharedSnapshot:
         ]
         values = {"format": FORMAT, "began": snapshot.began, "completed": snapshot.completed, "took": snapshot.took,
                   "problem": snapshot.problem, "jobs": jobs}  # fmt: skip
-        with contextlib.suppress(OSError):
-            write(self._file, json.dumps(values), sync=False)
+        write_cached(self._file, values)
 
     @contextlib.contextmanager
     def _only_one(self, timeout: float) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -23,6 +24,7 @@ from launcher.files.retried_reads import exists, unwrap
 from launcher.redaction import without_secrets
 from launcher.schedulers import run_command
 from launcher.schedulers.base import FolderQueue, in_folder
+from launcher.schedulers.job_cache import cache_file, read_cached, write_cached
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
 from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, SubmitCommand
 from launcher.schedulers.templates import require_plain
@@ -73,6 +75,19 @@ class Qsub(Struct):
 def detect() -> Qsub:
     path = shutil.which("qsub")
     return Qsub(QsubKind.NONE) if path is None else _look(path, os.stat(path).st_mtime_ns)
+
+
+def detect_kind() -> QsubKind:
+    """As `detect`, which starts qsub once or twice; it remembers on disk whose an unchanged qsub is."""
+    path = shutil.which("qsub")
+    if path is None:
+        return QsubKind.NONE
+    noted = cache_file("qsub", (path, os.stat(path).st_mtime_ns, os.environ.get("SGE_ROOT")))
+    with contextlib.suppress(OSError, ValueError):
+        return QsubKind(read_cached(noted))
+    if (kind := detect().kind) is not QsubKind.UNKNOWN:  # which it is while its server is not reached
+        write_cached(noted, kind.value)
+    return kind
 
 
 @functools.cache
@@ -300,7 +315,7 @@ class QsubScheduler(FolderQueue):
         return detect().problem(self.kind)
 
     def here(self) -> bool:
-        return detect().kind is self.kind  # other schedulers have a qstat too
+        return detect_kind() is self.kind  # other schedulers have a qstat too
 
     def server(self) -> tuple[str | None, ...]:
         return (shutil.which("qstat"), *map(os.environ.get, self.of_server))

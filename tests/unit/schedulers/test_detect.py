@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.qsub import Qsub, QsubKind, detect, judge
+from launcher.schedulers.qsub import Qsub, QsubKind, _look, detect, detect_kind, judge
 
 ELF = b"\x7fELF\x02\x01\x01 slurm"  # a program may contain any word
 PERL = b"""\
@@ -125,6 +125,17 @@ def test_the_qsub_on_path_is_looked_at_once_for_each_version_of_it(commands: Pat
     (commands / "qsub").unlink()
     put(commands, PERL.decode())
     assert detect().kind is QsubKind.SLURM
+
+
+def test_whose_qsub_it_is_is_remembered_by_later_processes_if_it_is_known(commands: Path) -> None:
+    assert detect_kind() is QsubKind.NONE
+    for answer, kind, calls in (("pbs_version = 23.06.06", QsubKind.PBS, 1), ("no server", QsubKind.UNKNOWN, 4)):
+        put(commands, f'#!/bin/sh\necho called >>{commands}/calls\necho "{answer}"\n')
+        for _ in range(2):
+            _look.cache_clear()  # another process
+            assert detect_kind() is kind
+        assert (commands / "calls").read_text().count("called") == calls
+        (commands / "calls").unlink()
 
 
 @pytest.mark.parametrize(
