@@ -161,13 +161,13 @@ def _others(attempt: Attempt, rank: int, first: str) -> tuple[list[int], list[in
     for each in ranks:
         if each == rank:
             continue
-        lines = [line.strip() for line in _errors(attempt, each) if line.strip()]
+        lines = [line for line in _errors(attempt, each) if line.strip()]
         # Without a traceback: errors that the launcher explains, and what a program prints before it exits
-        last_line = next((line for line in lines[-1:] if line == first or symptoms.exception_of(line)), "")
-        error = symptoms.last_error("\n".join(lines)) or last_line
-        if not error or symptoms.lost_peer(error):
+        printed = next((line for line in lines[-1:] if line == first or error_patterns.exception_of(line)), "")
+        error = tracebacks.last_error("\n".join(lines)) or printed
+        if not error or error_patterns.lost_peer(error):
             followed.append(each)
-        elif error == first or symptoms.alike(error, first):
+        elif error == first or error_patterns.alike(error, first):
             same.append(each)
         else:
             others[each] = error

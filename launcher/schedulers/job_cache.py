@@ -82,7 +82,7 @@ def read_cached(path: Path) -> Any:
 
 def write_cached(path: Path, value: object) -> None:
     with contextlib.suppress(OSError):
-        run_files.make_folder(path.parent)
+        safe_io.make_folder(path.parent)
         write(path, json.dumps(value), sync=False)
 
 
