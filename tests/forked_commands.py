@@ -1,12 +1,14 @@
 """Runs the launcher's commands in forks of a process that has imported what they import.
 
 A new Python imports for half a second before a command begins. Tests of commands as processes of their own (terminals,
-start-up, signals, an allocation's shell) start them anew. The commands here look at a run more often than a user's.
+start-up, signals, an allocation's shell) start them anew. What Hydra makes of the files of conf/ is shared (see
+`hydra_cache`). The commands here look at a run more often than a user's.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import pkgutil
@@ -22,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from tests import warm_python
+from tests import hydra_cache, warm_python
 
 PRELOADED = (
     "launcher.cli", "launcher.submission", "launcher.sweeps", "launcher.schedulers", "hydra._internal.core_plugins",
@@ -79,12 +81,26 @@ def _serve() -> None:
             importlib.import_module(module.name)
     importlib.import_module("jinja2")
     _look_often()
-    assert "torch" not in sys.modules, "a fork would copy it"
-    for line in sys.stdin:
-        if (pid := os.fork()) == 0:
-            _command(**json.loads(line))
-        print(pid, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    with hydra_cache.shared():
+        _compose()
+        assert "torch" not in sys.modules, "a fork would copy it"
+        for line in sys.stdin:
+            if (pid := os.fork()) == 0:
+                _command(**json.loads(line))
+            print(pid, flush=True)
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+def _compose() -> None:
+    # What most tests choose, so that the forks find it composed
+    from hydra.core.hydra_config import HydraConfig
+
+    from launcher.config import compose
+
+    with compose.registered(lambda: 0):
+        for cluster, workload in itertools.product(("local", "slurm", "pbs", "sge"), ("collective", "program")):
+            compose.by_hydra([f"cluster={cluster}", f"workload={workload}"])
+    HydraConfig.instance().cfg = None
 
 
 def _look_often() -> None:

@@ -114,7 +114,7 @@ def file_source() -> type[ConfigSource]:
 
 def sources(repo: IConfigRepository) -> list[Any]:
     """Where a composition's files come from, with the state of those that a test may write."""
-    return [*kinds(), *((source.provider, source.path, *written(source)) for source in repo.get_sources())]
+    return [*kinds(), *((source.provider, *written(source)) for source in repo.get_sources())]
 
 
 def kinds() -> list[int]:
@@ -130,5 +130,6 @@ def kinds() -> list[int]:
 
 def written(source: Any) -> list[Any]:
     if not isinstance(source, file_source()) or os.path.realpath(source.path) == CONF:
-        return []
-    return sorted((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in Path(source.path).rglob("*"))
+        return [source.path]
+    files = [(path.relative_to(source.path), path.stat()) for path in Path(source.path).rglob("*.yaml")]
+    return sorted((str(name), stat.st_mtime_ns, stat.st_size) for name, stat in files)

@@ -13,10 +13,13 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import importlib
+import importlib.abc
 import importlib.machinery
 import io
 import logging
 import os
+import pkgutil
 import runpy
 import signal
 import sys
@@ -34,7 +37,7 @@ from tests.warm_python.client import ARGUMENTS, CATCHABLE, ENVIRONMENT, area, pr
 # A process with these variables would import something else, or something in another way.
 OWN = ("LD_", "MKL_", "TORCH_LOGS", "TORCH_DISTRIBUTED_DEBUG", "PYTHON")
 HARMLESS = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
-RANKS_PROGRAM = "/launcher/worker/script.py"
+RANKS_PROGRAM, RANKS_MODULE = "/launcher/worker/script.py", "launcher.worker.script"
 PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 _path = sys.path[1:]  # without what a process adds
 _execve = os.execve
@@ -161,8 +164,48 @@ def _end(main: types.ModuleType, code: int) -> None:
 
 def _forget_modules() -> list[types.ModuleType]:
     # Who calls this keeps them: their files have the numbers of the program's files by now
-    ours = [name for name in sys.modules if name.partition(".")[0] in ("tests", "launcher", "workloads")]
-    return [sys.modules.pop(name) for name in [*ours, "__main__"]]
+    return [sys.modules.pop(name) for name in [*_ours(), "__main__"]]
+
+
+def _ours() -> list[str]:
+    return [name for name in sys.modules if name.partition(".")[0] in ("tests", "launcher", "workloads")]
+
+
+class _Imported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    # Modules of a package that the server has imported, for forks that would import the package from the same folder
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+        ours = [name for name in _ours() if name.partition(".")[0] == package]
+        self._modules = {name: sys.modules.pop(name) for name in ours}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != self._package:
+            return None
+        found = importlib.machinery.PathFinder.find_spec(name, path)
+        if found is None or found.origin != self._modules[name].__file__:
+            return None
+        found.loader = self
+        return found
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        run = sys.orig_argv  # a module that this process executes is not imported before
+        sys.modules.update((name, module) for name, module in self._modules.items() if name not in run)
+        return self._modules[spec.name]
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+def import_ahead(packages: Collection[str]) -> None:
+    """Imports all modules of these packages; a fork that imports them from the same folder has them at once."""
+    for package in map(importlib.import_module, packages):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith((".__main__", RANKS_MODULE)):  # they change sys.path
+                importlib.import_module(module.name)
+    sys.meta_path[:0] = [_Imported(name) for name in ("launcher", "workloads")]
 
 
 def _threads() -> int:
@@ -177,6 +220,7 @@ def _execute(path: Any, arguments: Any, environment: Any) -> None:
     ignored = _ignored()
     environment = dict(environment)
     _forget_files()
+    sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, _Imported)]  # the rank has used them
     faulthandler.disable()
     for number in CATCHABLE:
         with contextlib.suppress(RuntimeError):  # those of `disable`

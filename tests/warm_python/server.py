@@ -23,6 +23,10 @@ LIBRARIES = (
     "torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.nn.parallel",
     "submitit.core.submission", "submitit.slurm.slurm", "numpy", "yaml", "jinja2", "omegaconf",
 )  # fmt: skip
+PACKAGES = (
+    "launcher.agent", "launcher.checkpoint", "launcher.job", "launcher.rendezvous", "launcher.runs",
+    "launcher.schedulers", "launcher.worker", "workloads",
+)  # fmt: skip
 MOST = 250  # descriptors of a request
 ROOM_ABOVE = 500  # descriptors from this number on are this process's own, while those of a request are put in place
 
@@ -137,5 +141,6 @@ def _enter_namespaces(pid: int) -> None:
 if __name__ == "__main__":
     for name in LIBRARIES:
         importlib.import_module(name)
+    new_python.import_ahead(PACKAGES)
     gc.freeze()
     new_python.run(serve(socket.socket(fileno=int(sys.argv[1]))))
