@@ -6,6 +6,6 @@ scripts, and no requests. All text from a run directory, such as host names and 
 - `collect`: reads a run directory into RunData: attempts, metrics, results; the only module that reads runs;
   results of benchmarks (`p2p`, `collective`) as curves
 - `timeline`: spans and moments of the timeline of a run, from its events
-- `sections`: the sections of the report of a run, and of a sweep
-- `page`: what a page consists of, and its HTML; all figures, and the words for numbers
+- `figures`: all figures, and the words for numbers
+- `page`: the page of a run and of a sweep: its sections and tables, and its HTML
 """

@@ -1,18 +1,12 @@
-"""The page of a report: its figures and its HTML.
-
-A colour that starts with `--` is a custom property of the page's style sheet, so that it follows light and dark mode.
-See https://plotly.com/javascript/reference/ for the keys.
-"""
+"""The pages of a run and of a sweep: what their sections, tables and figures show, and their HTML."""
 
 from __future__ import annotations
 
 import base64
 import gzip
-import html
 import importlib.util
-import math
 import secrets
-import statistics
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,395 +14,46 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher import __version__
 from launcher.errors import LauncherError
+from launcher.failures import messages
 from launcher.files import safe_io
-from launcher.formatting import clean, exact_time, long_size, si, si_unit, three_digits
-from launcher.formatting import number as number_text
+from launcher.formatting import clean, long_size, plural, si
+from launcher.monitoring.sweep_status import LIVE, placed
+from launcher.plan import build
+from launcher.redaction import HIDDEN, is_secret, public
 from launcher.reports.collect import (
     MEASURES,
-    Curve,
-    FabricResults,
-    SizeCurve,
-    block_of,
-    coarse,
+    Row,
+    RunData,
+    finite,
+    mapping,
     measured,
     operation,
-    size_curves,
+    positive,
+    redact_override,
+    seconds_of,
     size_word,
-    thin,
-    varying,
 )
-from launcher.reports.timeline import Timeline
+from launcher.reports.figures import (
+    Figure,
+    Named,
+    fabric_figures,
+    legend,
+    span_text,
+    timeline_figure,
+    training_figures,
+    value_text,
+)
+from launcher.reports.timeline import Entry
+from launcher.runs.events import Ended, Fault, Met, Progress, Started, Stop, every, last
+from launcher.runs.health import differing_bindings, latest_bindings
+from launcher.runs.sweep_directory import SearchSettings, canonical, differing, label, values_of
+from launcher.schedulers import registry
+from launcher.search.progress import SearchProgress, described, rung_lines
 
 if TYPE_CHECKING:
     from jinja2 import Template
-
-
-SERIES = 8  # number of colours in page.css
-DASHES = ("solid", "dot", "dash", "dashdot")
-DASHED = ("solid", "dotted", "dashed", "dashed and dotted")  # DASHES as text
-FEW = 40  # at most so many points of a line have marks
-MOST_MARKED = 8  # with more lines in a figure, none has marks
-POINTS = 20_000  # about so many points are shown of all curves of a figure together
-MOST_MARKS = 300  # about so many moments of one kind are shown in a timeline
-LEAST_SHOWN = 0.002  # a kind of span is left out if each of its spans is shorter than this fraction of the whole time
-SPANS = {"queued": "--queued", "starting": "--starting", "restarting": "--restarting", "running": "--running"}
-MARKS = {
-    "checkpoint": ("circle-open", "--ink"),
-    "stop": ("square", "--warn"),
-    "fault": ("x", "--bad"),
-    "restart": ("triangle-right", "--series-5"),
-    "resized": ("diamond", "--series-5"),
-    "warning": ("triangle-up", "--warn"),
-}
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A chart that plotly draws in the page."""
-
-    title: str  # may be empty
-    traces: Sequence[Mapping[str, Any]]  # plotly's `data`: a dict for each set of points
-    layout: Mapping[str, Any]  # plotly's `layout`, without the height
-    caption: str = ""  # below the chart
-    height: int = 320  # in CSS pixels
-    wide: bool = False  # whether the chart takes the full width of the page
-
-
-def line(name: str, x: Sequence[Any], y: Sequence[Any], shade: str, **more: Any) -> dict[str, Any]:
-    """Returns plotly's trace of a line, with marks at its points if they are few; `more` adds or replaces keys."""
-    dash, width = more.pop("dash", "solid"), more.pop("width", 2)
-    return {
-        "type": "scatter", "mode": "lines+markers" if len(x) <= FEW else "lines", "name": plain_text(name),
-        "x": x, "y": y, "line": {"color": shade, "width": width, "dash": dash}, "marker": {"size": 5}, **more,
-    }  # fmt: skip
-
-
-def colour(place: int) -> str:
-    """Returns the colour of series number `place`, from 0; colours repeat after SERIES."""
-    return f"--series-{place % SERIES + 1}"
-
-
-def axis(title: str = "", **more: Any) -> dict[str, Any]:
-    return {"title": {"text": title}, **more} if title else more
-
-
-def value_text(anything: Any) -> str:
-    """Returns a value of a config or of a result as text; `-` for None."""
-    if anything is None:
-        return "-"
-    if isinstance(anything, bool):
-        return str(anything).lower()
-    return number_text(anything) if isinstance(anything, float) else str(anything)
-
-
-def span_text(seconds: float) -> str:
-    """Returns a duration as text: `0.4s`, `12s`, `3m20s`, `5h2m1s`."""
-    return exact_time(round(seconds)) if seconds >= 9.95 else f"{max(0.0, seconds):.1f}s"
-
-
-def plain_text(text: Any) -> str:
-    """Returns text with HTML escaped, because plotly interprets some HTML in names, ticks and hover texts."""
-    return html.escape(clean(str(text)), quote=False)
-
-
-def timeline_figure(timeline: Timeline) -> Figure:
-    """Returns the figure of a timeline: a row for each attempt, with bars for its spans and marks for its moments."""
-    numbers = sorted({span.attempt for span in timeline.spans})
-    traces: list[dict[str, Any]] = []
-    begin, end = timeline.begin or 0.0, timeline.end or 0.0
-    margin = max(0.5, 0.01 * (end - begin))
-    for what, shade in SPANS.items():
-        spans = [span for span in timeline.spans if span.what == what]
-        if any(span.end - span.begin > LEAST_SHOWN * (end - begin) for span in spans):
-            traces.append({
-                "type": "bar", "orientation": "h", "name": what, "width": 0.5,
-                "base": [clock(span.begin) for span in spans],
-                "x": [round(1000 * (span.end - span.begin)) for span in spans],
-                "y": [str(span.attempt) for span in spans],
-                "marker": {"color": shade, "line": {"width": 0}},
-                "customdata": [
-                    plain_text(f"{what} for {span_text(span.end - span.begin)}{f': {span.text}' if span.text else ''}")
-                    for span in spans
-                ],
-                "hovertemplate": "%{customdata}<extra></extra>",
-            })  # fmt: skip
-    for kind, (symbol, shade) in MARKS.items():
-        moments = [moment for moment in timeline.moments if moment.kind == kind]
-        moments = moments[:: max(1, len(moments) // MOST_MARKS)]
-        if moments:
-            traces.append({
-                "type": "scatter", "mode": "markers", "name": kind,
-                "x": [clock(moment.time) for moment in moments], "y": [str(moment.attempt) for moment in moments],
-                "marker": {"symbol": symbol, "size": 9, "color": shade, "line": {"width": 1.5, "color": shade}},
-                "customdata": [plain_text(moment.text) for moment in moments],
-                "hovertemplate": "%{customdata}<extra></extra>",
-            })  # fmt: skip
-    layout = {
-        "barmode": "overlay",
-        "xaxis": axis(type="date", showgrid=True, nticks=6, range=[clock(begin - margin), clock(end + margin)]),
-        "yaxis": axis("attempt", type="category", autorange="reversed", showgrid=False,
-                      categoryorder="array", categoryarray=[str(number) for number in numbers]),
-        "hovermode": "closest",
-    }  # fmt: skip
-    return Figure("", traces, layout, height=min(640, 130 + 34 * len(numbers)), wide=True)
-
-
-def clock(time: float) -> str:
-    """Returns seconds since the epoch as local time, in the form that plotly expects (`2026-01-31 12:00:00.000`)."""
-    return datetime.fromtimestamp(time).isoformat(sep=" ", timespec="milliseconds")
-
-
-# Groups of curves that share a figure: title, unit, and patterns of the metrics' keys (parts; short ones match whole).
-GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("Loss", "", ("loss",)),
-    ("Accuracy", "", ("accuracy",)),
-    ("Throughput", "per second", ("_per_s",)),
-    ("Learning rate", "", ("lr", "learning_rate")),
-)
-LOG_FROM = 30.0  # from this ratio of the largest to the smallest loss on, the axis is logarithmic
-MOST_FIGURES = 12
-Named = Sequence[tuple[str, Sequence[Curve]]]  # name and curves of each run
-
-
-def training_figures(runs: Named, in_colour: int | None = None) -> list[Figure]:
-    """Returns a figure for each group of metrics; in_colour: so many runs have a colour and a name, others are grey."""
-    names = list(dict.fromkeys(curve.name for _, curves in runs for curve in curves if len(curve.steps) > 1))
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(_group(name), []).append(name)
-    order = [title for title, _, _ in GROUPS]
-    titles = sorted(groups, key=lambda title: order.index(title) if title in order else len(order))
-    return [_training_figure(title, groups[title], runs, in_colour) for title in titles[:MOST_FIGURES]]
-
-
-def legend(runs: Named, in_colour: int | None = None) -> list[tuple[str, str]]:
-    """Returns (colour, name) of what all `training_figures` share; empty for one run, whose figures have it."""
-    names = [name for name, curves in runs if any(len(curve.steps) > 1 for curve in curves)]
-    places = {name: place for place, (name, _) in enumerate(runs)}
-    return [(colour(places[name]), name) for name in names[:in_colour]] if len(runs) > 1 else []
-
-
-def _group(name: str) -> str:
-    for title, _, parts in GROUPS:
-        if any(name == part if len(part) < 4 else part in name for part in parts):
-            return title
-    return name
-
-
-def _training_figure(title: str, names: Sequence[str], runs: Named, in_colour: int | None) -> Figure:
-    traces: list[dict[str, Any]] = []
-    shown = [
-        (place, run, curve)
-        for place, (run, curves) in enumerate(runs)
-        for curve in curves
-        if curve.name in names and len(curve.steps) > 1
-    ]
-    values: list[float] = []
-    for place, run, whole in shown:
-        curve = thin(whole, max(100, POINTS // len(shown)))
-        number = names.index(curve.name)
-        label = " ".join([run] * (len(runs) > 1) + [curve.name] * (len(names) > 1 or len(runs) == 1))
-        shade, dash = (place, number) if len(runs) > 1 else (number, 0)
-        if in_colour is not None and place >= in_colour:
-            grey = {"width": 1, "mode": "lines", "opacity": 0.35, "showlegend": False, "hoverinfo": "skip"}
-            traces.insert(0, line(label, curve.steps, curve.values, "--muted", **grey))
-        else:
-            more = {"mode": "lines"} if len(shown) > MOST_MARKED else {}
-            dashes = DASHES[dash % len(DASHES)]
-            traces.append(line(label, curve.steps, curve.values, colour(shade), dash=dashes, **more))
-        values += curve.values
-        if curve.repeated and len(runs) == 1 and title == "Loss":
-            steps = [step for steps, _ in curve.repeated for step in (*steps, None)]
-            again = [value for _, values in curve.repeated for value in (*values, None)]
-            dotted = {"width": 1, "dash": "dot", "mode": "lines", "connectgaps": False}
-            traces.append(line(f"{curve.name}, repeated", steps, again, "--muted", **dotted))
-    log = title == "Loss" and min(values) > 0 and max(values) / min(values) >= LOG_FROM
-    unit = next((unit for known, unit, _ in GROUPS if known == title), "")
-    y = axis(unit, type="log" if log else "linear", tickformat="~g" if log else "~s" if title == "Throughput" else "")
-    if log:
-        y["dtick"] = 1 if max(values) / min(values) > 100 else "D2"
-    elif title == "Throughput":
-        y["rangemode"] = "tozero"
-    own_legend = len(runs) == 1 and len(traces) > 1
-    layout = {"xaxis": axis("step"), "yaxis": y, "hovermode": "x unified", "showlegend": own_legend}
-    across = max(1, 64 // (8 + max(len(str(trace["name"])) for trace in traces)))  # names of the legend in a row
-    rows = math.ceil(len(traces) / across) if own_legend else 0
-    drawn = [f"{DASHED[place % len(DASHES)]}: {name}" for place, name in enumerate(names)]
-    caption = clean(", ".join(drawn)) if len(runs) > 1 and len(names) > 1 else ""
-    single = f" ({names[0]})" if len(names) == 1 and names[0].lower() not in title.lower() else ""
-    return Figure(clean(title + single), traces, layout, caption, height=300 + 18 * rows)
-
-
-# -- Makes the plotly figures of benchmark results: curves over message size, bars, heat maps of pairs of hosts
-
-
-MOST_LINES = 8  # lines in one figure; with more, each operation gets its own figures
-MOST_TICKS = 7  # ticks of the axis of message sizes
-FEW_TICKS = 50  # below this ratio of the largest to the smallest value, powers of ten are too few ticks
-MOST_CELLS = 128  # rows of a heat map; with more nodes, a cell stands for a block of nodes
-NUMBERS_UP_TO = 8  # with at most so many nodes, cells show their numbers
-
-
-def fabric_figures(fabric: FabricResults) -> list[Figure]:
-    """Returns all figures of a benchmark: curves, or bars for a single size; then the heat maps."""
-    wanted = ("bandwidth", "latency") if fabric.workload == "p2p" else ("busbw", "algbw", "time")
-    curves = [curve for measure in wanted for curve in _curves(fabric, measure)]
-    order = list(dict.fromkeys(operation for operation, _ in curves))
-    # If operations have separate figures, those of one operation are next to each other.
-    figures = [figure for _, figure in sorted(curves, key=lambda curve: order.index(curve[0]))]
-    if not figures:
-        figures = [figure for measure in wanted if measure != "algbw" for figure in _bars(fabric.rows, measure)]
-    return figures + matrix_figures(fabric)
-
-
-def _curves(fabric: FabricResults, measure: str) -> list[tuple[str, Figure]]:
-    # The list is empty if nothing was measured at two sizes
-    lines, roofs = size_curves(fabric.rows, measure), fabric.roofs()
-    if not any(len(line.sizes) > 1 for line in lines):
-        return []
-    title, unit = MEASURES[measure]
-    operations = list(dict.fromkeys(line.op for line in lines))
-    if len(operations) == 1 or len(lines) <= MOST_LINES:
-        return [("", _curve_figure(title, unit, lines, roofs))]
-    if measure == "algbw":  # busbw is that times a factor; the table has both
-        return []
-    return [
-        (name, _curve_figure(f"{name}: {title.lower()}", unit, [line for line in lines if line.op == name], roofs, 240))
-        for name in operations
-    ]
-
-
-def _curve_figure(
-    title: str, unit: str, lines: Sequence[SizeCurve], roofs: Mapping[str, float], height: int = 300
-) -> Figure:
-    # Colours stand for operations
-    ops = list(dict.fromkeys(each.op for each in lines))
-    kinds = list(dict.fromkeys(each.kind for each in lines))
-    sizes = sorted({size for each in lines for size in each.sizes})
-    traces: list[dict[str, Any]] = []
-    for each in lines:
-        words_of = [each.op] * (len(ops) > 1 or not each.kind) + [each.kind]
-        shade, dash = (ops.index(each.op), kinds.index(each.kind)) if len(ops) > 1 else (len(traces), 0)
-        name, hover = " ".join(filter(None, words_of)), "%{y:.3s}" + unit
-        traces.append(
-            line(name, each.sizes, each.values, colour(shade), dash=DASHES[dash % len(DASHES)], hovertemplate=hover)
-        )
-    values = [value for trace in traces for value in trace["y"]]
-    shown = len(traces) > 1
-    if unit == "B/s":
-        for place, (name, speed) in enumerate(sorted(roofs.items(), key=lambda roof: -roof[1])):
-            # One above and one below, at different ends: they may lie close together.
-            texts = {
-                "text": [f"roof: {name}", ""][:: (1, -1)[place % 2]], "textfont": {"color": "--muted", "size": 11},
-                "textposition": ("top right", "bottom left")[place % 2], "hovertemplate": "%{y:.3s}" + unit,
-            }  # fmt: skip
-            traces.append(line(
-                f"roof: {name}", [sizes[0], sizes[-1]], [speed, speed], "--muted", width=1.5,
-                dash=("dash", "dot")[place % 2], mode="lines+text", showlegend=False, **texts,
-            ))  # fmt: skip
-    speeds = [*values, *(roofs.values() if unit == "B/s" else ())]
-    layout = {
-        "xaxis": axis("size", type="log", **_size_ticks(sizes)),
-        "yaxis": axis(type="log", **_log_ticks(values, unit), range=_log_range(speeds)),
-        "hovermode": "closest",
-        "showlegend": shown,
-    }
-    single = "" if shown or traces[0]["name"] in title else f" ({traces[0]['name']})"
-    legend = 24 + 18 * math.ceil(len(lines) / 2) if shown else 0
-    return Figure(clean(title + single), traces, layout, height=height + legend)
-
-
-def _log_range(values: Sequence[float]) -> list[float]:
-    low, high = math.log10(min(values)), math.log10(max(values))
-    room = max(high - low, 0.3)
-    return [low - 0.06 * room, high + 0.12 * room]
-
-
-def _log_ticks(values: Sequence[float], unit: str) -> dict[str, Any]:
-    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-    factors = (1, 2, 5) if max(values) / min(values) < FEW_TICKS else (1,)
-    ticks = [factor * 10.0**power for power in range(low, high + 1) for factor in factors]
-    return {"tickmode": "array", "tickvals": ticks, "ticktext": [si(tick, unit) for tick in ticks]}
-
-
-def _size_ticks(sizes: Sequence[int]) -> dict[str, Any]:
-    chosen = list(sizes[:: math.ceil(len(sizes) / MOST_TICKS)])
-    return {"tickmode": "array", "tickvals": chosen, "ticktext": [long_size(size) for size in chosen]}
-
-
-def _bars(rows: Sequence[Mapping[str, Any]], measure: str) -> list[Figure]:
-    rows = [row for row in rows if measured(row, measure) is not None]
-    if not rows:
-        return []
-    title, unit = MEASURES[measure]
-    kind, sizes = varying(rows), len({row.get("size") for row in rows}) > 1
-    names = [" ".join(filter(None, [operation(row), kind(row), size_word(row) if sizes else ""])) for row in rows]
-    bars = {
-        "type": "bar", "orientation": "h", "y": [plain_text(each) for each in names],
-        "x": [measured(row, measure) for row in rows], "marker": {"color": colour(0)},
-        "hovertemplate": "%{x:.3s}" + unit + "<extra></extra>",
-    }  # fmt: skip
-    layout = {
-        "xaxis": axis(tickformat="~s", ticksuffix=unit, nticks=6, rangemode="tozero"),
-        "yaxis": axis(type="category", autorange="reversed", showgrid=False),
-        "showlegend": False,
-        "hovermode": "closest",
-        "margin": {"t": 26, "l": 8, "r": 12, "b": 8},
-    }  # fmt: skip
-    return [Figure(title, [bars], layout, height=min(900, 100 + 26 * len(dict.fromkeys(names))))]
-
-
-def matrix_figures(fabric: FabricResults) -> list[Figure]:
-    """Returns heat maps of all pairs of hosts, worse cells darker."""
-    matrix = fabric.matrix
-    if matrix is None:
-        return []
-    hosts = [str(host) for host in matrix["hosts"]]
-    block = block_of(matrix) * max(1, math.ceil(len(matrix["latency"]) / MOST_CELLS))
-    names = [hosts[place] if block == 1 else f"{hosts[place]} …" for place in range(0, len(hosts), block)]
-    measures = [name for name in ("bandwidth", "latency") if {cell for row in matrix[name] for cell in row} - {None}]
-    return [_heat_map(matrix, names, block, measure) for measure in measures]
-
-
-def _heat_map(matrix: Any, names: list[str], block: int, measure: str) -> Figure:
-    title, unit = MEASURES[measure]
-    fast = measure == "bandwidth"
-    values = coarse(matrix[measure], MOST_CELLS, min if fast else max)
-    known = [cell for row in values for cell in row if cell is not None]
-    middle = statistics.median(known)
-    labels = [plain_text(name) for name in names]
-    small = len(names) <= NUMBERS_UP_TO
-    # The range is never narrow, so that nearly equal links look equal.
-    if fast:
-        least, most = min(*known, middle / 2), 1.05 * max(known)
-    else:
-        least, most = 0.95 * min(known), max(*known, 2 * middle)
-    heat: dict[str, Any] = {
-        "type": "heatmap", "x": labels, "y": labels,
-        "z": [[cell and float(f"{cell:.4g}") for cell in row] for row in values],
-        "zmin": least, "zmax": most, "colorscale": [[0, "--heat-bad"], [0.5, "--heat-mid"], [1, "--heat-good"]],
-        "reversescale": not fast, "xgap": 2 if len(names) < 40 else 0, "ygap": 2 if len(names) < 40 else 0,
-        "showscale": not small,
-        "colorbar": {"thickness": 10, "outlinewidth": 0, "tickformat": "~s", "ticksuffix": unit, "len": 0.9},
-        "hovertemplate": "%{y} → %{x}: %{z:.3s}" + unit + "<extra></extra>", "hoverongaps": False,
-    }  # fmt: skip
-    scale, scaled = si_unit(middle, unit)
-    if small:  # the numbers fit into the cells
-        heat["text"] = [["" if cell is None else three_digits(cell / scale) for cell in row] for row in values]
-        heat["texttemplate"] = "%{text}"
-        heat["textfont"] = {"size": 12}
-    layout = {
-        "xaxis": axis("to", type="category", showgrid=False),
-        "yaxis": axis("from", type="category", autorange="reversed", showgrid=False),
-        "showlegend": False,
-    }
-    sent = matrix.get("size" if fast else "latency_size")
-    size = f" with {long_size(sent)}" if sent else ""
-    heading = f"{title} of pairs{size}" + (f", {scaled}" if small else "")
-    caption = f"Each cell is the worst of {block} x {block} nodes." if block > 1 else ""
-    return Figure(clean(heading), [heat], layout, caption, height=max(240, min(480, 110 + 44 * len(names))))
-
 
 # -- The data types that a page consists of: Page, Section, Table, Code. page.html.j2 renders them
 
@@ -458,6 +103,405 @@ class Page:
     codes: Sequence[CodeBlock]
     sections: Sequence[Section]
     made: str  # when, by which version of the launcher, and from which directory
+
+
+# -- Makes the sections of a page about one run, and the facts above them
+
+
+PROGRAM = "python -m launcher"
+MOST_MOMENTS = 200  # the last events that the timeline's table lists
+MOST_RANKS = 512  # at most so many ranks are listed with their cores
+
+
+def single(run: RunData) -> list[Section]:
+    """Returns the sections of a page about one run. The output of a failed run comes early."""
+    failed = run.state in ("failed", "lost", "cancelled", "stopped")
+    output = output_section(run, folded=not failed)
+    sections = [
+        notes_section(run),
+        traceback_section(run),
+        output if failed else None,
+        timeline_section(run),
+        training_section(run),
+        ranks_section(run),
+        fabric_section(run),
+        result_section(run),
+        checkpoints_section(run),
+        tracking_section(run),
+        None if failed else output,
+        config_section(run),
+        environment_section(run),
+    ]
+    return [section for section in sections if section is not None]
+
+
+def run_page(run: RunData) -> Page:
+    kind = f"Run of {run.plan.get('workload', {}).get('name', '?')}"
+    codes = [CodeBlock("submitted with", build.command(PROGRAM, run.overrides))]
+    return Page(run.id, kind, run.state, run.cause or "", facts(run), codes, single(run), made(run))
+
+
+def facts(run: RunData) -> list[tuple[str, str]]:
+    plan, history = run.plan, run.timeline
+    cluster = plan.get("cluster", {})
+    where = str(cluster.get("name", "-"))
+    for key in ("partition", "queue", "qos"):
+        where += f", {key} {run.cluster_settings[key]}" if run.cluster_settings.get(key) else ""
+    nodes, procs = plan.get("nodes"), plan.get("procs_per_node")
+    pairs = [("cluster", where), ("nodes", value_text(nodes))]
+    if isinstance(nodes, int) and isinstance(procs, int):
+        pairs.append(("ranks", f"{nodes * procs}"))
+    if history.begin is not None and history.end is not None:
+        pairs.append(("begun", local_time(history.begin)))
+        pairs.append(("so far" if run.state in LIVE else "took", span_text(history.end - history.begin)))
+        if (waited := history.total("queued")) >= 1:
+            pairs.append(("waited", span_text(waited)))
+    if len(run.attempts) > 1:
+        pairs.append(("attempts", str(len(run.attempts))))
+    reports = (last(events, Progress) for _, events in reversed(run.attempts))
+    if (newest := next(filter(None, reports), None)) is not None:
+        pairs.append(("step", f"{int(newest.step):,}" + (f" of {int(newest.total):,}" if newest.total > 0 else "")))
+    return pairs
+
+
+def local_time(time: float) -> str:
+    """Returns seconds since the epoch as local time with its time zone (`31 Jan 2026 12:00:00 CET`)."""
+    return datetime.fromtimestamp(time).astimezone().strftime("%-d %b %Y %H:%M:%S %Z")
+
+
+def made(run: RunData) -> str:
+    return f"made {local_time(run.seen)} by launcher {__version__} from {run.path}"
+
+
+def notes_section(run: RunData) -> Section | None:
+    rows = [(note,) for note in run.notes]
+    return Section("Could not be read", tables=[Table(("what",), rows, frozenset({0}))]) if rows else None
+
+
+def timeline_section(run: RunData) -> Section | None:
+    history = run.timeline
+    if not history.spans:
+        return None
+    begin = history.begin or 0.0
+    moments = [moment for moment in history.moments if moment.kind != "checkpoint"][-MOST_MOMENTS:]
+    events = [(f"+{span_text(moment.time - begin)}", str(moment.attempt), moment.text) for moment in moments]
+    tables = []
+    if len(run.attempts) > 1:
+        heads = ("attempt", "ranks", "step", "waited", "ran", "ended", "job")
+        rows = [_attempt_row(run, number, entries) for number, entries in run.attempts]
+        tables.append(Table(heads, rows, frozenset({0, 5, 6})))
+    if events:
+        tables.append(Table(("after", "attempt", "what happened"), events, frozenset({2}), summary="Events"))
+    return Section("Timeline", figures=[timeline_figure(history)], tables=tables)
+
+
+def _attempt_row(run: RunData, number: int, events: Sequence[Entry]) -> tuple[str, ...]:
+    spans = [span for span in run.timeline.spans if span.attempt == number]
+    waited = sum(span.end - span.begin for span in spans if span.what == "queued")
+    ran = sum(span.end - span.begin for span in spans if span.what != "queued")
+    ended, why = last(events, Ended), last(events, Fault) or last(events, Stop)
+    met, progress, started = last(events, Met), last(events, Progress), last(events, Started)
+    how = str(ended.code) if ended else "-"
+    if how != "0" and why is not None:
+        how += f": {messages.of_fault(why) if isinstance(why, Fault) else messages.of_stop(why)}"
+    return (
+        str(number), value_text(met and met.ranks), value_text(progress and progress.step), span_text(waited),
+        span_text(ran), how, started.job if started else "-",
+    )  # fmt: skip
+
+
+def traceback_section(run: RunData) -> Section | None:
+    fault = next((event for _, events in run.attempts[-1:] for event in every(events, Fault)), None)
+    trace = fault.traceback if fault and run.state == "failed" else None
+    if not fault or not trace or "\n" not in trace.strip():  # a single line is the cause, which is shown above
+        return None
+    rank = "?" if fault.rank is None else fault.rank
+    return Section(f"Traceback of rank {rank}", log=clean(trace).strip().split("\n"))
+
+
+def training_section(run: RunData) -> Section | None:
+    figures = training_figures([(run.id, run.curves)])
+    return Section("Training", figures=figures) if figures else None
+
+
+def ranks_section(run: RunData) -> Section | None:
+    bound = next((found for _, events in reversed(run.attempts) if (found := latest_bindings(events))), [])
+    unbound = {f"ranks on {each.host} are not bound to cores: {each.unbound.words}": None
+               for each in bound if each.unbound}  # fmt: skip
+    notes = [*run.health, *filter(None, [differing_bindings(bound), *unbound])]
+    if not notes and not bound:
+        return None
+    rows = [
+        (str(rank.rank), each.host, str(rank.cores), rank.cpus, rank.numa, rank.gpu or "-", rank.nic or "-")
+        for each in bound
+        for rank in each.ranks
+    ][:MOST_RANKS]
+    heads = ("rank", "host", "cores", "CPUs", "NUMA nodes", "GPU", "NIC")
+    return Section(
+        "Ranks", " ".join(f"{line}." for line in notes),
+        tables=[Table(heads, rows, frozenset({1, 3, 5, 6}), summary="Where ranks run")] if rows else [],
+    )  # fmt: skip
+
+
+def result_section(run: RunData) -> Section | None:
+    if not run.result:
+        return None
+    found = ((str(key), value, finite(value)) for key, value in run.result.items())
+    rows = [(key, value_text(value if number is None else number)) for key, value, number in found]
+    return Section("Result", tables=[Table(("metric", "value"), rows, frozenset({0, 1}))], folded=len(rows) > 25)
+
+
+def checkpoints_section(run: RunData) -> Section | None:
+    if not run.checkpoints:
+        return None
+    metrics = list(dict.fromkeys(name for each in run.checkpoints for name in each.metrics))
+    rows = [
+        (
+            f"{each.step:,}", local_time(each.time), long_size(each.size), str(each.world_size), str(each.attempt),
+            *(value_text(each.metrics.get(name)) for name in metrics),
+        )
+        for each in run.checkpoints
+    ]  # fmt: skip
+    heads = ("step", "saved", "size", "ranks", "attempt", *metrics)
+    return Section("Checkpoints", tables=[Table(heads, rows, frozenset())])
+
+
+def tracking_section(run: RunData) -> Section | None:
+    if not run.offline:
+        return None
+    code = CodeBlock("send with", shlex.join(("wandb", "sync", *run.offline)))
+    return Section("Weights & Biases", "Written offline. On a machine that reaches the server:", codes=[code])
+
+
+def output_section(run: RunData, *, folded: bool) -> Section | None:
+    return Section("Last lines of output", log=run.log, folded=folded) if run.log else None
+
+
+def flat_values(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Returns nested values by dotted key (`a.b.c`), below a prefix; those of secrets are replaced."""
+    if not isinstance(values, dict) or not values:
+        return {prefix: public(prefix.rpartition(".")[2], values)}
+    return {
+        key: each
+        for name, inner in values.items()
+        for key, each in flat_values(inner, f"{prefix}.{name}" if prefix else str(name)).items()
+    }
+
+
+def config_section(run: RunData) -> Section | None:
+    values = flat_values(dict(run.config))
+    chosen = {override.lstrip("+~").partition("=")[0] for override in run.overrides}
+    rows = [(key, value_text(value)) for key, value in values.items()]
+    marks = {number: "chosen" for number, (key, _) in enumerate(rows) if key in chosen}
+    table = Table(("key", "value"), rows, frozenset({0, 1}), marks)
+    return Section("Configuration", tables=[table], folded=True) if rows else None
+
+
+def environment_section(run: RunData) -> Section:
+    record, plan = run.record, run.plan
+    pairs = {key: record.get(key) for key in ("launcher", "python", "hydra", "submitit", "host", "commit")}
+    met = next((event for _, events in run.attempts for event in every(events, Met)), None)
+    pairs |= {"torch": met and met.torch, "interface": met and met.interface}
+    known = run.fabric.conditions if run.fabric else {}
+    pairs |= {key: known[key] for key in ("backend", "backend_version", "device", "device_name") if known.get(key)}
+    pairs |= {"hosts": ", ".join(map(str, known["hosts"]))} if known.get("hosts") else {}
+    pairs |= {f"environment: {key}": value for key, value in dict(known.get("environment") or {}).items()}
+    pairs |= {"working directory": plan.get("workdir"), "directory": run.path}
+    rows = [(key, HIDDEN if is_secret(key) else value_text(value)) for key, value in pairs.items() if value is not None]
+    return Section("Environment", tables=[Table(("what", "value"), rows, frozenset({0, 1}))], folded=True)
+
+
+# -- Makes the section about a benchmark: conditions, figures, slow pairs, all numbers
+
+
+MOST_ROWS = 1000  # of each table
+HEADS = ("operation", "group", "ranks", "size", "type", "redop", "place", "median", "min", "p99", "latency", "algbw",
+         "busbw", "bandwidth", "of roof", "wrong", "not measured")  # fmt: skip
+# The columns with what a row says, and its key there.
+WORDS = {"group": "group", "ranks": "ranks", "type": "dtype", "redop": "redop", "place": "place",
+         "not measured": "missing"}  # fmt: skip
+
+
+def fabric_section(run: RunData) -> Section | None:
+    results = run.fabric
+    if results is None or not (results.rows or results.matrix):
+        return None
+    tables: list[Table] = []
+    codes = []
+    if results.matrix is not None:
+        tables.append(slow_table(results.matrix))
+        if override := _exclude(run, str(results.matrix.get("exclude") or "")):
+            codes.append(CodeBlock("exclude the suspected nodes with", override))
+    tables.append(rows_table(results.rows, results.roofs()))
+    note = conditions(results.conditions)
+    if results.roof.get("how"):
+        note += f" Roof: {results.roof['how']}."
+    if not results.complete:
+        note += f" Not complete{': ' + results.reason if results.reason else ''}."
+    return Section("Fabric", note, codes, fabric_figures(results), [table for table in tables if table.rows])
+
+
+def _exclude(run: RunData, hosts: str) -> str:
+    name = mapping(run.plan.get("cluster")).get("scheduler")
+    return registry.scheduler(name).without(hosts, run.cluster_settings) if hosts and name in registry.names() else ""
+
+
+def conditions(known: Mapping[str, Any]) -> str:
+    """Returns a benchmark's conditions: `4 ranks on 2 nodes, gloo over eth0; 20 iterations after 5 of warm-up.`"""
+    parts = [f"{plural(known.get('world_size', '?'), 'rank')} on {plural(known.get('nodes', '?'), 'node')}"]
+    backend = str(known.get("backend", "?")) + (f" {known['backend_version']}" if known.get("backend_version") else "")
+    parts.append(backend + (f" over {known['interface']}" if known.get("interface") else ""))
+    parts += [str(known["device_name"])] if known.get("device_name") else []
+    text = ", ".join(parts)
+    return f"{text}; {known.get('iterations', '?')} iterations after {known.get('warmup', '?')} of warm-up."
+
+
+def rows_table(rows: Sequence[Row], roofs: Mapping[str, float]) -> Table:
+    """Returns the table of all measurements without empty columns; roofs: upper limits in bytes/s, by name."""
+    roof = roofs.get("socket") or roofs.get("memory")
+
+    def cells(row: Row) -> dict[str, str]:
+        words = {head: str(row.get(key) or "") for head, key in WORDS.items()}
+        words |= {part: _measure(seconds_of(row, part), "s") for part in ("median", "min", "p99")}
+        words |= {each: _measure(measured(row, each), MEASURES[each][1]) for each in MEASURES if each != "time"}
+        speed = measured(row, "busbw") or measured(row, "bandwidth")
+        return words | {
+            "operation": operation(row), "size": size_word(row),
+            "wrong": "" if row.get("wrong") is None else str(row["wrong"]),
+            "place": words["place"] + (" async" if row.get("async") else ""),
+            "of roof": f"{100 * speed / roof:.0f} %" if speed and roof else "",
+        }  # fmt: skip
+
+    shown = rows[:MOST_ROWS]
+    found = [cells(row) for row in shown]
+    kept = [head for head in HEADS if any(each[head] for each in found)]
+    text = [tuple(each[head] for head in kept) for each in found]
+    left = frozenset(at for at, head in enumerate(kept) if head == "operation" or (head in WORDS and head != "ranks"))
+    marks = {number: "bad" for number, row in enumerate(shown) if row.get("wrong") or row.get("missing")}
+    more = f" (the first {MOST_ROWS} of {len(rows)})" if len(rows) > MOST_ROWS else ""
+    return Table(tuple(kept), text, left, marks, f"All numbers{more}")
+
+
+def slow_table(matrix: Mapping[str, Any]) -> Table:
+    rows = [
+        (
+            f"{each.get('a', '?')} - {each.get('b', '?')}", si(each.get("bandwidth"), "B/s"),
+            si(each.get("latency"), "s"), f"{each['ratio']:.2f}" if each.get("ratio") else "-",
+            str(each.get("against", "")),
+        )
+        for each in (matrix.get("slow") or ())[:MOST_ROWS]
+    ]  # fmt: skip
+    count = int(positive(matrix.get("slow_pairs")) or len(rows))
+    summary = f"the {len(rows):,} slowest of {count:,} slow pairs" if count > len(rows) else ""
+    return Table(
+        ("slow pair", "bandwidth", "latency", "of normal", "against"), rows, frozenset({0, 4}),
+        dict.fromkeys(range(len(rows)), "bad"), summary,
+    )  # fmt: skip
+
+
+def _measure(value: float | None, unit: str) -> str:
+    return "" if value is None else si(value, unit)
+
+
+# -- Makes the page of a sweep: best point, table of all points, training curves
+
+
+MOST_CURVES = 40  # only the best so many points have training curves
+IN_COLOUR = 8  # only the best so many points have coloured curves
+FIRST_ROWS = 40  # rows of the table that is always open; a longer one with all rows is folded
+MOST_METRICS = 8  # columns of the table, in addition to the objective
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    name: str  # the point's number
+    overrides: tuple[str, ...]
+    state: str  # as in `status`
+    run: RunData | None = None  # None: the point has not started
+
+    def metric(self, name: str) -> float | None:
+        """Returns a metric of the point's result; None: it has no such finite number."""
+        return finite((self.run.result or {}).get(name)) if self.run is not None else None
+
+
+def sweep_page(
+    name: str, points: Sequence[SweepPoint], objective: Sequence[str] = (), best_is: str = "max", path: str = "",
+    seen: float = 0.0, search: tuple[SearchSettings, SearchProgress] | None = None,
+) -> Page:  # fmt: skip
+    """Returns the page about a sweep.
+
+    objective: metrics; the first one determines the order of points. best_is: `max` or `min`, of the first.
+    seen: when the points were read. search: settings and progress of a search (sweep.search).
+    """
+    goal = objective[0] if objective else None
+    keys = differing([point.overrides for point in points])
+    ranked = by_objective(points, goal, best_is)
+    states = [point.state for point in points]
+    counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    facts = [("points", str(len(points))), ("keys", ", ".join(map(_short, keys)) or "-")]
+    codes: list[CodeBlock] = []
+    best = ranked[0] if ranked and goal is not None and ranked[0].metric(goal) is not None else None
+    if best is not None and goal is not None:
+        facts += [("best point", f"{best.name}: {label(best.overrides, keys)}"), (goal, value_text(best.metric(goal)))]
+        repeated = [redact_override(each) for each in canonical(best.overrides)]
+        codes.append(CodeBlock("repeat the best point with", build.command(PROGRAM, repeated)))
+    sections = [_points_section(ranked, keys, objective, best)]
+    if search is not None:
+        sections.insert(0, search_section(*search))
+    named: Named = [(label(each.overrides, keys) or each.name, each.run.curves) for each in ranked if each.run]
+    if figures := training_figures(named[:MOST_CURVES], IN_COLOUR):
+        names = legend(named[:MOST_CURVES], IN_COLOUR)
+        note = f"The best {MOST_CURVES} of {len(named)} points." if len(named) > MOST_CURVES else ""
+        sections.append(Section("Training", note, legend=names, figures=figures))
+    first = RunData(name, path, "", None, {}, seen=seen)
+    return Page(name, "Sweep", "", counted, facts, codes, sections, made(first))
+
+
+def search_section(settings: SearchSettings, found: SearchProgress) -> Section:
+    head, *rungs = rung_lines(found.rungs) or [()]
+    tables = [Table(tuple(map(str.lower, head)), rungs)] if rungs else []
+    note = " ".join(f"{text[0].upper()}{text[1:]}." for text in described(settings, found))
+    return Section("Search", note, tables=tables)
+
+
+def by_objective(points: Sequence[SweepPoint], objective: str | None, best_is: str) -> list[SweepPoint]:
+    """Returns the points by their objective, the best (`max`, `min`) first, those without a value last."""
+    return sorted(points, key=lambda each: placed(each.metric(objective or ""), largest_first=best_is == "max"))
+
+
+def _points_section(
+    ranked: Sequence[SweepPoint], keys: Sequence[str], objective: Sequence[str], best: SweepPoint | None
+) -> Section:
+    results = [point.run.result or {} for point in ranked if point.run is not None]
+    others = [key for key in dict.fromkeys(str(key) for each in results for key in each) if key not in objective]
+    values_of_key = {key: {finite(each.get(key)) for each in results} - {None} for key in others}
+    numbers = [key for key, values in values_of_key.items() if len(values) > 1 or (values and len(results) == 1)]
+    numbers = numbers[:MOST_METRICS]
+    metrics = [*objective, *numbers]
+    rows = []
+    for point in ranked:
+        values, result = values_of(point.overrides, keys), (point.run.result if point.run else None) or {}
+        rows.append((
+            point.name, point.state, *(public(key, values.get(key, "-")) for key in keys),
+            *(value_text(result.get(key)) for key in metrics),
+        ))  # fmt: skip
+    marks = {place: "good" for place, point in enumerate(ranked) if point is best}
+    marks |= {place: "bad" for place, row in enumerate(rows) if row[1] in ("failed", "lost")}
+    left, heads = frozenset(range(1, 2 + len(keys))), ("point", "state", *map(_short, keys), *metrics)
+    shown = [Table(heads, rows[:FIRST_ROWS], left, marks)]
+    if len(rows) > FIRST_ROWS:
+        shown.append(Table(heads, rows, left, marks, f"All {plural(len(rows), 'point')}"))
+    unknown = ""
+    if objective and best is None:
+        lacks = f"has a number named {objective[0]}" if any(row[1] == "done" for row in rows) else "is done yet"
+        unknown = f"No point {lacks}."
+    which = f" ({', '.join(numbers)})" if numbers else ""
+    note = unknown or ("" if objective else f"To have points compared, sweep with sweep.objective=METRIC{which}.")
+    return Section("Points", note, tables=shown)
+
+
+def _short(key: str) -> str:
+    return key.removeprefix("workload.")
 
 
 # -- Renders a page as one HTML file that contains plotly's JavaScript, and writes it

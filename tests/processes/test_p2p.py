@@ -19,7 +19,7 @@ from launcher import Env, size_limits
 from launcher.config.schema import P2P, MatrixOf
 from launcher.errors import ConfigError
 from launcher.reports.collect import parse
-from launcher.reports.page import matrix_figures
+from launcher.reports.figures import matrix_figures
 from tests.chaos.slow_node import delay
 from tests.processes.workload_ranks import RankResult, run_ranks
 from tests.unit.plans import plan_of

@@ -11,8 +11,7 @@ import pytest
 from launcher.config.search_space import Dimension, Goal, Method
 from launcher.reports import page
 from launcher.reports.collect import Curve, RunData
-from launcher.reports.page import Page
-from launcher.reports.sections import SweepPoint, by_objective, sweep_page
+from launcher.reports.page import Page, SweepPoint, by_objective, sweep_page
 from launcher.runs.sweep_directory import Journal, SearchSettings, TrialRecord, TrialState
 from launcher.search.progress import progress_of
 
@@ -99,8 +98,8 @@ def test_a_search_has_its_rungs() -> None:
     ]
     found = progress_of(settings, Journal(trials, min_steps=3), {})
     points = [point(0, "0.01", 0.7), point(1, "0.1", 0.9), point(2, "0.3", None, "pruned")]
-    page = sweep_page("lr", points, ("accuracy",), "max", search=(settings, found))
-    first = page.sections[0]
+    found_page = sweep_page("lr", points, ("accuracy",), "max", search=(settings, found))
+    first = found_page.sections[0]
     assert first.title == "Search"
     assert "Search asha, maximize accuracy: 3 chosen of at most 9" in first.note
     assert first.tables[0].rows == [("3", "3", "1", "0.6")]
