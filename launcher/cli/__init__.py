@@ -12,7 +12,8 @@ A module with the name of a command has the command's `run` function; `commands`
 - `logs`: prints and follows output
 - `wait`: `wait` and `sweep wait`: follows a run or sweep to its end: output, progress, Ctrl-C
 - `why`: `why`: why a run is in its state, and what would start a pending one sooner; its JSON
-- `post_mortem`: `post-mortem`: the layout of what `diagnose` finds, and its JSON
+- `post_mortem`: `post-mortem`: what is found of an attempt that ended (verdict, traceback, stacks, log lines, files),
+  and its layout
 - `cleanup`: `cancel`: cancels runs, sweeps and orphaned jobs (whose run directory is gone); `prune`: which old runs may
   be removed, and their removal
 - `attach`: a shell, stacks or the debugger of a running rank

@@ -1,24 +1,34 @@
-"""`post-mortem`: why a run ended, which rank failed first, and what to do: the layout of what `diagnose` finds."""
+"""`post-mortem`: why a run ended, which rank failed first, its traceback, stacks and log lines, and what to do."""
 
 from __future__ import annotations
 
 import json
+import pwd
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from launcher.checkpoint import format as checkpoints
 from launcher.cli.output import labelled, print_unreadable, program
-from launcher.diagnose import findings
-from launcher.diagnose.findings import EndedAttempt, restarts
+from launcher.diagnose import verdict as known
+from launcher.diagnose.advice import Case, advice
+from launcher.diagnose.verdict import EndedAttempt
 from launcher.errors import DONE, FAILED, RunError
-from launcher.failures.codes import EndKind
+from launcher.failures import error_patterns, messages, tracebacks
+from launcher.failures.codes import EndKind, FaultCode
 from launcher.failures.messages import of_unused_gpus
 from launcher.formatting import clean, name_ranks, ranges, rough_size
-from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunStatus, or_damaged, status_of
-from launcher.runs.directory import Run
+from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunStatus, or_damaged, rerun, status_of
+from launcher.plan.plan import JobPlan
+from launcher.runs import user_checkpoints
+from launcher.runs.directory import Attempt, Run
+from launcher.runs.events import Ended, Fault, Restart, Restored, Started, Stop, as_kind, first, last
 from launcher.runs.health import unused_gpus
 from launcher.runs.lookup import find
+from launcher.runs.output import rank_files, rank_logs, start_of, tail
 
 
 def run(arguments: Namespace) -> int:
@@ -50,13 +60,13 @@ def _examine(found: Run, arguments: Namespace) -> tuple[int, list[str]]:
         if chosen is None:
             there = f", only {ranges(each.number for each in attempts)}" if attempts else ": it has had none yet"
             raise RunError(f"{found.id} has no attempt {arguments.attempt}{there}")
-        following = dict(findings.ended(seen))
+        following = dict(known.ended(seen))
         over = chosen in following
         if over:
-            examined = findings.find(seen, chosen, following[chosen], name=name, program=program())
+            examined = findings_of(seen, chosen, following[chosen], name=name, program=program())
     elif over and seen.state.value != "done":
-        examined = findings.find(seen, attempts[-1] if attempts else None, None, name=name, program=program())
-    ended = findings.verdicts(seen)
+        examined = findings_of(seen, attempts[-1] if attempts else None, None, name=name, program=program())
+    ended = known.verdicts(seen)
     code = DONE if over else FAILED
     if arguments.as_json:
         return code, [json.dumps(_as_dict(seen, examined, ended), indent=1)]
@@ -141,3 +151,168 @@ def _of(seen: RunStatus, examined: Mapping[str, Any]) -> Iterator[str]:
         yield f"\nStack of {name_ranks(stack['ranks'])}, the newest frame first:"
         for frame in stack["frames"]:
             yield f"  {clean(frame)}"
+
+
+LAST_LINES = 10  # last lines of the failed rank's log that are shown
+LOOK = 3.0  # seconds in which files that a program has saved are looked for
+MOST_RANKS = 256  # at most so many ranks' logs are searched for errors
+
+
+# -- What is found of an attempt
+
+
+def findings_of(
+    seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *, name: str, program: str
+) -> dict[str, Any]:
+    """Returns what `post-mortem --json` prints of an attempt (None: the run had none).
+
+    name, program: the run and the launcher's command, as they were typed.
+    """
+    events = seen.history.events_of(attempt) if attempt else []
+    started = first(events, Started)
+    pasts = known.job_executions(seen, (started.job if started else None) if attempt else seen.history.job_id)
+    if attempt is None:
+        evidence = replace(known.evidence_of(seen), memory={})
+    else:
+        past = known.execution_of(pasts, attempt, last=following is None and seen.state.over)
+        pasts = [past] if past else []
+        evidence = known.evidence_of_attempt(seen, attempt, following, past, events)
+    verdict, event = known.classify(evidence), evidence.fault
+    fault = event if isinstance(event, Fault) else Fault(host=event.host if event else "")
+    rank, trace = fault.rank, (fault.traceback or "").strip()
+    host = fault.accused[0].host if fault.accused else fault.host
+    same, followed, others, log = list[int](), list[int](), dict[int, str](), list[str]()
+    stacks: list[dict[str, Any]] = []
+    if attempt is not None and rank is not None:
+        errors = _errors(attempt, rank)
+        if not trace and fault.code in known.LEFT:  # a program of the user
+            trace = tracebacks.last_traceback(errors)
+        first_error = trace.splitlines()[-1].strip() if trace else fault.error or ""
+        same, followed, others = _others(attempt, rank, first_error)
+        log = _log(attempt, rank, trace)
+        frames = tracebacks.crash_lines(errors)
+        stacks = [{"ranks": [rank], "frames": frames}] if frames else []
+    if attempt is not None and (fault.code is FaultCode.HANG or fault.limit):
+        stacks = _stacks(attempt)
+    files = _files(seen, attempt, rank)
+    case = Case(
+        name, program, seen.plan, verdict, evidence.memory, host,
+        saved=attempt is not None and has_saved(seen.plan, start_of(seen.run.attempts()[0])),
+        fault=fault, log=files.get("its errors", ""), signal=evidence.job.signal, rerun=rerun(seen.run),
+    )  # fmt: skip
+    return {
+        "attempt": attempt and attempt.number, "kind": verdict.kind.value, "cause": verdict.cause,
+        "sure": verdict.sure, "sign": verdict.sign or None, **evidence.codes,
+        "exit_code": fault.exit_code, "signal": fault.signal, "exception": fault.exception, "limit": fault.limit,
+        "step": fault.step, "accused": [{"host": each.host, "rank": each.rank} for each in fault.accused],
+        # when the first failure was reported, or the attempt ended; since the epoch
+        "time": ((event.time if event else 0) or _ended(evidence, events)) if attempt else None,
+        "rank": rank,  # that failed first
+        "host": host or None, "cancelled_by": _user([each.by for each in pasts]) or None,
+        "same": same,  # other ranks with the same error, or one of the same kind
+        "followed": followed,  # ranks that ended because others had ended
+        "others": others,  # the error line of each rank with a different error
+        "restarts": restarts(events),  # their causes, within the attempt
+        "traceback": tracebacks.own_frames(trace) or None,  # of `rank`, without most frames of libraries
+        "log": log,  # its last lines, without the traceback
+        "memory": dict(evidence.memory),
+        "stacks": stacks,  # for a hang, of all ranks; for a crash, of `rank`. Equal ones once; the newest frame first
+        "files": files,  # to look at, by a description (`its errors`)
+        "todo": [{"words": each.words, "command": each.command or None} for each in advice(case)],
+    }  # fmt: skip
+
+
+def has_saved(plan: JobPlan, started: Started | None) -> bool:
+    """Returns whether a run has a checkpoint, one that is unreadable now, or files of its own code since `started`."""
+    try:
+        if checkpoints.newest_step(Path(plan.checkpoint.dir)) is not None:
+            return True
+        if not plan.own_code or started is None:
+            return False
+        since = started.time * 1e9
+        return user_checkpoints.newest(plan, since, LOOK) >= since
+    except (checkpoints.CannotRead, OSError):
+        return True
+
+
+def restarts(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines: list[str] = []
+    for entry in events:
+        if (restart := as_kind(entry, Restart)) is not None:
+            lines.append(messages.of_fault(restart))
+        elif lines and (restored := as_kind(entry, Restored)) is not None:
+            lines[-1] += f"; {messages.of_restored(restored)}"
+    return lines
+
+
+def _ended(evidence: known.Evidence, events: Sequence[Mapping[str, Any]]) -> float | None:
+    # When an attempt without a fault ended: by its own events, else by the scheduler's notices
+    times = [each.time for each in (last(events, Stop), last(events, Ended)) if each]
+    if times:
+        return max(times)
+    return next((notice.time for notice in evidence.notices if notice.time is not None), None)
+
+
+def _user(ids: Sequence[str]) -> str:
+    by = next((each for each in reversed(ids) if each), "")
+    try:
+        return pwd.getpwuid(int(by)).pw_name if by.isdecimal() else by
+    except KeyError:
+        return by
+
+
+def _others(attempt: Attempt, rank: int, first: str) -> tuple[list[int], list[int], dict[int, str]]:
+    # first: the error line of this rank
+    ranks = sorted({each for each, _, kind, _ in rank_files(attempt) if kind == "err"})[:MOST_RANKS]
+    same, followed, others = list[int](), list[int](), dict[int, str]()
+    for each in ranks:
+        if each == rank:
+            continue
+        lines = [line for line in _errors(attempt, each) if line.strip()]
+        # Without a traceback: errors that the launcher explains, and what a program prints before it exits
+        printed = next((line for line in lines[-1:] if line == first or error_patterns.exception_of(line)), "")
+        error = tracebacks.last_error("\n".join(lines)) or printed
+        if not error or error_patterns.lost_peer(error):
+            followed.append(each)
+        elif error == first or error_patterns.alike(error, first):
+            same.append(each)
+        else:
+            others[each] = error
+    return same, followed, others
+
+
+def _log(attempt: Attempt, rank: int, trace: str) -> list[str]:
+    shown: list[str] = []
+    for path in rank_logs(attempt, rank):
+        lines = tracebacks.before_crash(tail(path))
+        lines = tracebacks.before_traceback(lines) if trace else lines
+        shown += [line for line in lines if line.strip()][-LAST_LINES:]
+    return shown[-LAST_LINES:]
+
+
+def _errors(attempt: Attempt, rank: int) -> list[str]:
+    return [line for path in rank_logs(attempt, rank, ("err",)) for line in tail(path)]
+
+
+def _stacks(attempt: Attempt) -> list[dict[str, Any]]:
+    found = [each for each in rank_files(attempt) if each[2] == "stacks"]
+    last = max((number for _, number, _, _ in found), default=0)
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank, number, _, path in found:
+        if number == last:
+            groups.setdefault(tracebacks.main_frames("\n".join(tail(path))), []).append(rank)
+    return [{"ranks": ranks, "frames": frames} for frames, ranks in groups.items()]
+
+
+def _files(seen: RunStatus, attempt: Attempt | None, rank: int | None) -> dict[str, str]:
+    found = {"run": str(seen.run.path)}
+    if outputs := seen.run.outputs():
+        found["output"] = str(outputs[-1])
+    if attempt is not None and attempt.logs.is_dir():
+        found["logs"] = str(attempt.logs)
+        logs = rank_logs(attempt, rank) if rank is not None else []
+        for path in (each for each in logs if each.stat().st_size):
+            found["its errors" if path.suffix == ".err" else "its output"] = str(path)
+        if any(attempt.logs.glob("*.stacks")):
+            found["stacks"] = str(attempt.logs / "rank-*.stacks")
+    return found

@@ -489,7 +489,7 @@ def _last_output(seen: RunStatus) -> str:
 
 
 def _attempts(seen: RunStatus) -> list[tuple[str, ...]]:
-    from launcher.diagnose.findings import verdicts
+    from launcher.diagnose.verdict import verdicts
 
     ends = {each.attempt.number: each for each in verdicts(seen)}
     lines: list[tuple[str, ...]] = [("ATTEMPT", "JOB", "RANKS", "STEP", "ELAPSED", "ENDED")]

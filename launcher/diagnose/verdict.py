@@ -409,3 +409,32 @@ def execution_of(pasts: Sequence[JobExecution], attempt: Attempt, *, last: bool)
         return None
     clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(start.time + 1))
     return next((past for past in reversed(pasts) if past.begin <= clock and past.begin[:1].isdigit()), None)
+
+
+# -- The verdicts on the attempts of a run
+
+
+@dataclass(frozen=True)
+class EndedAttempt:
+    attempt: Attempt
+    verdict: Verdict
+    codes: Mapping[str, str | None]  # of its end
+    events: Sequence[Mapping[str, Any]]  # its latest ones
+
+
+def ended(seen: RunStatus) -> list[tuple[Attempt, Attempt | None]]:
+    """Returns the attempts of a run that have ended, each with the attempt after it (None: it is the last one)."""
+    attempts = seen.run.attempts()
+    following: list[Attempt | None] = [*attempts[1:], None]
+    last = seen.state.over or seen.state is RunState.QUEUED  # queued: the job of the next attempt is pending
+    return [pair for pair in zip(attempts, following, strict=False) if last or pair[1] is not None]
+
+
+def verdicts(seen: RunStatus) -> list[EndedAttempt]:
+    """Returns each attempt of a run that has ended, with its verdict, without a query to the scheduler."""
+    found = []
+    for attempt, after in ended(seen):
+        events = seen.history.events_of(attempt)
+        evidence = evidence_of_attempt(seen, attempt, after, None, events)
+        found.append(EndedAttempt(attempt, classify(evidence), evidence.codes, events))
+    return found

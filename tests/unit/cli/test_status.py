@@ -17,12 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.cli import cleanup, commands, status
+from launcher.cli import cleanup, commands, post_mortem, status
 from launcher.cli import progress as standing
 from launcher.cli.status import COLUMNS, Rows, runs_table
 from launcher.cli.why import explain, of_why
 from launcher.config.schema import Debug, Program
-from launcher.diagnose import findings
 from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.failures.codes import StopReason
 from launcher.monitoring import run_status
@@ -753,7 +752,7 @@ def test_the_events_of_each_attempt_are_read_once(
     assert read == [0, 1]
     if seen.state.over:
         read.clear()
-        findings.find(seen, run.attempts()[-1], None, name="a", program="launcher")
+        post_mortem.findings_of(seen, run.attempts()[-1], None, name="a", program="launcher")
         assert read == []
 
 

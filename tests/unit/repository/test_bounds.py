@@ -47,7 +47,7 @@ NO_BOUNDS = {
         "processes.LARGE", "agent/workers.PIPE", "checkpoint/collectives._RANKS", "checkpoint/state.BUCKETS",
         "checkpoint/memory_format.AREA", "checkpoint/memory_format.HEADER", "worker/exit_report._MEMORY_SIZE",
         "cli/doctor.MIB", "cli/doctor.GIB",
-        "diagnose/findings.GIB",
+        "diagnose/advice.GIB",
         "agent/preflight_checks.MIB", "agent/preflight_checks.WRITTEN", "agent/preflight_checks.ELEMENTS",
         "remote/command.CHUNK",
         "rendezvous/rounds._SIOCGIFADDR", "worker/process_group.PORTS", "worker/stop._RANKS",

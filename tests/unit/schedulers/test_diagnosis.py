@@ -40,7 +40,7 @@ def test_what_a_scheduler_says_that_it_can_do_it_does(flag: str, methods: list[s
 def test_one_scheduler_is_loaded_to_ask_it_and_its_diagnosis_when_it_is_asked(name: str, other: str) -> None:
     program = f"""
 import importlib, sys
-from launcher.diagnose import findings
+from launcher.diagnose import advice
 from launcher.cli import why
 from launcher.schedulers import registry
 registry.scheduler({name!r})

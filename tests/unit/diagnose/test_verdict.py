@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from launcher.binding import hardware
+from launcher.cli.post_mortem import has_saved
 from launcher.config.schema import Env
 from launcher.diagnose import verdict as diagnosis
-from launcher.diagnose.findings import Case, advice, has_saved
+from launcher.diagnose.advice import Case, advice
 from launcher.diagnose.verdict import Evidence, Verdict, classify
 from launcher.failures import error_patterns, messages
 from launcher.failures.codes import EndKind, FaultCode, NextReason, StopReason
