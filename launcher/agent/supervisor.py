@@ -33,7 +33,7 @@ from launcher.formatting import log_line
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Rendezvous
 from launcher.rendezvous.signed_channel import Message
-from launcher.runs import event_files, events, lease
+from launcher.runs import event_files, events, lease_and_locks
 from launcher.runs.events import Fault, Place, Resized, Stop
 from launcher.runs.job_file import time_left
 from launcher.worker.heartbeat import AgentSide
@@ -205,8 +205,8 @@ class Supervisor:
         # job's id srun may reach those of the other attempt. Ranks are not asked to stop: they might save once more.
         if not self._leads or self._verdict is not None or self._over or now < self._next_lease_look:
             return
-        self._next_lease_look = now + lease.HEARTBEAT
-        if (lost := lease.lost()) is not None:
+        self._next_lease_look = now + lease_and_locks.HEARTBEAT
+        if (lost := lease_and_locks.lost()) is not None:
             stop = Stop(reason=StopReason.LEASE_LOST, host=self._own.host, error=str(lost))
             fault = Fault(code=FaultCode.STOPPED_EARLY)
             self._send_failure(RoundEnd.KILLED, fault, listens=False, stop=stop, exit_code=errors.RESUME)

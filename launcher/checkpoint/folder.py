@@ -20,7 +20,7 @@ from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.format import CannotRead, CheckpointError, Damaged, Manifest, retry, unless_removed
 from launcher.errors import TRANSIENT, UnavailableError
 from launcher.files import safe_io
-from launcher.runs import lease
+from launcher.runs import lease_and_locks
 from launcher.runs.directory import RunError, require_private
 
 
@@ -79,8 +79,8 @@ class CheckpointFolder:
         try:
             retry(make, self.path, self._timeout, only=TRANSIENT)
             self.require_private(self.path)
-            retry(lambda: lease.use_folder(self.path), self.path, self._timeout, only=TRANSIENT)
-        except lease.LeaseTaken as error:
+            retry(lambda: lease_and_locks.use_folder(self.path), self.path, self._timeout, only=TRANSIENT)
+        except lease_and_locks.LeaseTaken as error:
             raise CheckpointError(
                 f"checkpoint.dir={error}, and two runs would remove each other's checkpoints: set another "
                 "checkpoint.dir, or cancel that run and resume this one"

@@ -11,7 +11,7 @@
       .old-..., .gone-...          about to be removed
       .aside-step-...              quarantined: damaged, or replaced by one of another lineage; kept for the user
         why.txt                    what is wrong with it
-      .run                         which run saves here; see runs/lease.py
+      .run                         which run saves here; see runs/lease_and_locks.py
 
 Checksums are CRC-32 (zlib's) of blocks of 64 MiB, so that several threads and ranks can share the work on one file.
 `path` is the folder of one checkpoint, and `folder` the one that contains the checkpoints. A read is retried for

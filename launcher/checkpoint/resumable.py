@@ -29,7 +29,7 @@ from launcher.checkpoint.state import found_in, merge
 from launcher.errors import RESUME, ConfigError
 from launcher.files.safe_io import python_numbers
 from launcher.formatting import brief, plural
-from launcher.runs import lease
+from launcher.runs import lease_and_locks
 from launcher.runs.history import PRIOR
 from launcher.worker import devices as accelerator
 from launcher.worker import process_group, stop
@@ -204,7 +204,7 @@ class Resumable:
         self._checkpointer = Checkpointer(
             self.run.checkpoint_dir, env, identity={**(identity or {}), **invariant}, keep=keys.keep, best=keys.best,
             best_is=keys.best_is, background=keys.background, verify=keys.verify,
-            attempt=self.run.attempt, fence=lease.require, read_timeout=keys.read_timeout,
+            attempt=self.run.attempt, fence=lease_and_locks.require, read_timeout=keys.read_timeout,
             start_over=keys.start_over, timeout=keys.timeout,
             max_failures=keys.max_failures, check_replicas=keys.check_replicas,
             memory=keys.memory if self.run.run_dir else 0, peers=keys.peers,

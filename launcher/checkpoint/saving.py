@@ -38,7 +38,7 @@ from launcher.checkpoint.folder import CheckpointFolder, fsync_folder
 from launcher.checkpoint.format import CheckpointError, File, Manifest
 from launcher.checkpoint.loading import expanded
 from launcher.checkpoint.state import Content, facts, local_part, owned, plain, size_of
-from launcher.runs import lease
+from launcher.runs import lease_and_locks
 from launcher.runs.directory import Events
 from launcher.runs.events import Saved
 from launcher.torch_compat import DTensor, with_local
@@ -414,7 +414,7 @@ class Writer:
     def _require_run(self) -> None:
         try:
             self.fence()
-            lease.require_folder(self.folder.path)
+            lease_and_locks.require_folder(self.folder.path)
         except OSError:  # transient: the next save may work
             raise
         except Exception as error:

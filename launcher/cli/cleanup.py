@@ -41,7 +41,7 @@ from launcher.plan.plan import JobPlan
 from launcher.runs import live_index, lookup
 from launcher.runs.directory import TOKEN, Run, token_of
 from launcher.runs.history import RunHistory, read_history
-from launcher.runs.lease import SUBMITTING, try_acquire
+from launcher.runs.lease_and_locks import SUBMITTING, try_acquire
 from launcher.runs.lookup import RECORDS, find_either
 from launcher.runs.sweep_directory import Sweep, sweep_of
 from launcher.schedulers import registry

@@ -30,7 +30,7 @@ from launcher.monitoring.sweep_status import (
 )
 from launcher.runs.directory import Run
 from launcher.runs.events import Progress, every
-from launcher.runs.lease import is_being_submitted
+from launcher.runs.lease_and_locks import is_being_submitted
 from launcher.runs.lookup import find_either
 from launcher.runs.output import Stream
 from launcher.runs.sweep_directory import SearchRecord, Sweep, differing, label, sweep_of

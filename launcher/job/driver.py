@@ -30,7 +30,7 @@ from launcher.files.retried_reads import Ok, Unavailable, exists, list_names, re
 from launcher.runs import event_files
 from launcher.runs.events import Ended, Event, Fault, SetupFailed, Started, Stays, Stop, StopRequested, every
 from launcher.runs.job_file import FunctionFile, JobFile, ends_in, parse_exports, uptime
-from launcher.runs.lease import LeaseLost, RaceLost, RunLease, held, require, require_not_lost, win
+from launcher.runs.lease_and_locks import LeaseLost, RaceLost, RunLease, held, require, require_not_lost, win
 
 J = TypeVar("J", bound=Struct)
 HERE = 10  # exit code of `requeue` (the run goes on in this job), and of `wait_for_others` (in another one)

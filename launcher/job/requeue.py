@@ -22,7 +22,7 @@ from launcher.failures import messages
 from launcher.failures.codes import NextReason, StopReason
 from launcher.files.retried_reads import Ok, retry_read
 from launcher.plan.plan import JobPlan
-from launcher.runs import lease, user_checkpoints
+from launcher.runs import lease_and_locks, user_checkpoints
 from launcher.runs.directory import Attempt, Events, Run, current_attempt
 from launcher.runs.events import (
     Continues,
@@ -126,7 +126,7 @@ def main(run_dir: str, stop_requested: bool) -> int:
     run, events = attempt.run, Events(attempt, "requeue")
     try:
         found = _continue(attempt, events, stop_requested)
-    except lease.LeaseLost as error:
+    except lease_and_locks.LeaseLost as error:
         print(f"launcher: {error}", file=sys.stderr)
         return What.ELSEWHERE
     except (LauncherError, OSError) as error:
@@ -157,7 +157,7 @@ def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Continu
     events(stopped[-1])
     marker = next(filter(run.has, ("cancelled", "stop")), None)
     found = decide(plan, attempt.number, counted(stopped), marker, _ending(plan, stop_requested))
-    lease.require()  # at the last moment: the job with this id may be running again, for another attempt
+    lease_and_locks.require()  # at the last moment: the job with this id may be running again, for another attempt
     if found.what == What.ELSEWHERE.name.lower():
         try:
             return _continue_elsewhere(plan, attempt)

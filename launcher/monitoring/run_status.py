@@ -70,7 +70,7 @@ from launcher.runs import point_claims
 from launcher.runs.directory import TOKEN, Run, chain_tokens
 from launcher.runs.events import CancelFailed, Cancelled, Progress, Refused, StopRequested, Submitted, Submitting
 from launcher.runs.history import RunHistory, process_of, read_history
-from launcher.runs.lease import SILENCE, only_submitter
+from launcher.runs.lease_and_locks import SILENCE, only_submitter
 from launcher.runs.point_claims import Boards, Claims, EntryKind, State
 from launcher.runs.sweep_directory import Sweep, sweep_of
 from launcher.schedulers import registry

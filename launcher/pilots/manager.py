@@ -35,7 +35,7 @@ from launcher.processes import Process, namespace
 from launcher.runs import events as kinds
 from launcher.runs import point_claims
 from launcher.runs.directory import Attempt, Events, current_attempt
-from launcher.runs.lease import HolderWatch
+from launcher.runs.lease_and_locks import HolderWatch
 from launcher.runs.point_claims import Claims, EntryKind, Manager, PointLog, SeenManager, State
 from launcher.runs.sweep_directory import Packing, SearchRecord, Sweep, SweepManifest, TrialState
 from launcher.schedulers.topology import hosts_in
@@ -352,7 +352,9 @@ class SlotManager:
             with contextlib.suppress(OSError):
                 self._claims.beat(self._mine)
                 self._beaten = time.monotonic()
-            for each in self._running.values():  # else another run could take its checkpoint folder (runs/lease.py)
+            for (
+                each
+            ) in self._running.values():  # else another run could take its checkpoint folder (runs/lease_and_locks.py)
                 with contextlib.suppress(OSError):
                     os.utime(each.attempt.run.path / point_fork.LEASE)
         if not late:

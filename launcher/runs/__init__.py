@@ -14,8 +14,8 @@ It may import plan, failures, files and what is below them.
 - `output`: the output of a run's jobs and ranks: finds the files, follows them, shows rewritten lines once
 - `health`: what the events of a run tell of its nodes: their health, the bindings of ranks, and stacks
 - `user_checkpoints`: detects progress of a user's program by the times of its checkpoint files
-- `lease`: what keeps two jobs of a run apart (the lease), two commands that submit it (the submitter's lock), and two
-  runs that save in one folder; locks of the kernel; when the holder of a lease is dead
+- `lease_and_locks`: what keeps two jobs of a run apart (the lease), two commands that submit it (the submitter's lock),
+  and two runs that save in one folder; locks of the kernel; when the holder of a lease is dead
 - `job_file`: what the job's driver needs to know of a run (job.json); the file with a job's environment; seconds left
   of an attempt's wall time, although clocks of nodes differ
 - `point_claims`: which slot manager runs which point of a packed sweep, and which of them are alive

@@ -24,7 +24,7 @@ class SetupLineFields(Open):
 
 
 class LeaseTimes(Struct):
-    """The times of `launcher.runs.lease`, in seconds. All jobs of a run use those of its submission."""
+    """The times of `launcher.runs.lease_and_locks`, in seconds. All jobs of a run use those of its submission."""
 
     heartbeat: float  # between two heartbeats of the job that holds the lease
     poll: float  # between two checks by a job that waits for it

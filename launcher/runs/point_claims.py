@@ -37,7 +37,7 @@ from launcher.files.retried_reads import list_names, read_text, retry_read, unwr
 from launcher.processes import Process, namespace
 from launcher.runs import event_files
 from launcher.runs.events import Event, ManagerBegan, ManagerEnded, known
-from launcher.runs.lease import is_dead
+from launcher.runs.lease_and_locks import is_dead
 from launcher.runs.sweep_directory import RECORD, Packing, Sweep
 
 CLAIMS, MANAGERS = "claims", "managers"
@@ -161,7 +161,7 @@ def may_take_over(owner: Manager, mine: Manager, alive: bool | None, unchanged: 
     |---|---|
     | is `mine` itself | no: it runs the point |
     | belongs to an earlier attempt of the same pilot | yes: a pilot's lease lets only one attempt run |
-    | any other | if it is dead (`lease.is_dead`): the kernel kills a point with its manager |
+    | any other | if it is dead (`lease_and_locks.is_dead`): the kernel kills a point with its manager |
 
     alive: see `SeenManager.alive`. unchanged: seconds without a heartbeat, by the clock of this machine.
     """

@@ -24,7 +24,7 @@ from itertools import chain
 
 from launcher.errors import is_transient
 from launcher.plan.plan import JobPlan
-from launcher.runs.lease import RUN_FILE
+from launcher.runs.lease_and_locks import RUN_FILE
 
 SCAN_TIMEOUT = 60.0  # seconds for one scan
 EVERY = 100  # folders and entries of them that a scan looks at before it looks at the time

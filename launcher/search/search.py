@@ -38,7 +38,7 @@ from launcher.files.safe_io import naming, open_regular, open_to_append, write_a
 from launcher.formatting import long_size
 from launcher.runs.directory import Run, token_of
 from launcher.runs.events import Pruned
-from launcher.runs.lease import hold
+from launcher.runs.lease_and_locks import hold
 from launcher.runs.sweep_directory import (
     CAUSE,
     MIN_STEPS,

@@ -22,7 +22,7 @@ from launcher.plan import limits, workload_hook
 from launcher.plan.build import PlanFacts, build, check_name, refuse_unusable
 from launcher.plan.plan import Archive, JobPlan, keys_of
 from launcher.runs.directory import Run, token_of
-from launcher.runs.lease import other_user
+from launcher.runs.lease_and_locks import other_user
 from launcher.runs.lookup import find
 from launcher.schedulers import registry
 from launcher.schedulers.base import Allocation, QueryError, Queue, Scheduler

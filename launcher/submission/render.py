@@ -24,7 +24,7 @@ from launcher.files.folder_checks import SEEN
 from launcher.files.json_types import as_json
 from launcher.paths import own_module, resource, user_config_dir
 from launcher.plan.plan import JobPlan, texts_in
-from launcher.runs import lease
+from launcher.runs import lease_and_locks
 from launcher.runs.job_file import AFTER, NAME, JobFile, LeaseTimes, SetupLineFields
 from launcher.schedulers import registry, tasks, templates
 from launcher.schedulers.templates import Raw, command, quote, shell_text
@@ -283,7 +283,7 @@ def _job_file(plan: JobPlan, scheduler: Scheduler, elements: Path | None, *, aft
         program_resumes=plan.program_resumes,
         chain=plan.resume.how == ResumeHow.chain.value,
         here=here,
-        lease=LeaseTimes(lease.HEARTBEAT, lease.POLL, lease.TIMEOUT),
+        lease=LeaseTimes(lease_and_locks.HEARTBEAT, lease_and_locks.POLL, lease_and_locks.TIMEOUT),
         elements=None if elements is None else str(elements),
         after=str(_path_of(AFTER, plan, elements)) if after else None,
         seconds=plan.time if shell.limited else None,

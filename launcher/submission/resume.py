@@ -24,7 +24,7 @@ from launcher.runs.directory import Run
 from launcher.runs.events import Refused, every
 from launcher.runs.events import Submitted as JobSubmitted
 from launcher.runs.history import journal_events, read_history
-from launcher.runs.lease import only_submitter
+from launcher.runs.lease_and_locks import only_submitter
 from launcher.runs.sweep_directory import sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.run_command import SubmissionRefused

@@ -30,7 +30,7 @@ from launcher.runs import events, live_index
 from launcher.runs.directory import Run, chain_tokens
 from launcher.runs.events import Submitting, every
 from launcher.runs.history import journal_events, process_of, read_history
-from launcher.runs.lease import only_submitter
+from launcher.runs.lease_and_locks import only_submitter
 from launcher.schedulers import registry
 from launcher.schedulers.base import BY_HAND
 from launcher.schedulers.run_command import SubmissionRefused, submit_after

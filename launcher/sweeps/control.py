@@ -31,7 +31,7 @@ from launcher.monitoring.sweep_status import (
 from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Run
 from launcher.runs.events import CancelFailed
-from launcher.runs.lease import only_submitter
+from launcher.runs.lease_and_locks import only_submitter
 from launcher.runs.sweep_directory import Packing, Sweep
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, QueryError, parts

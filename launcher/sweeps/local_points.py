@@ -16,7 +16,7 @@ from launcher.files.retried_reads import LONGEST
 from launcher.runs.directory import token_of
 from launcher.runs.events import ProcessStarted, last
 from launcher.runs.history import journal_events, process_of
-from launcher.runs.lease import try_acquire
+from launcher.runs.lease_and_locks import try_acquire
 from launcher.runs.sweep_directory import Sweep
 from launcher.submission.submit import start
 

@@ -33,7 +33,7 @@ from launcher.runs import event_files, events, live_index
 from launcher.runs.directory import Run, token_of
 from launcher.runs.events import ManagerEnded, ManagerIdle, Submitted, every
 from launcher.runs.history import journal_events, read_history
-from launcher.runs.lease import only_submitter
+from launcher.runs.lease_and_locks import only_submitter
 from launcher.runs.point_claims import Claims, EntryKind, PointLog, State
 from launcher.runs.sweep_directory import SearchRecord, Sweep, SweepManifest
 from launcher.schedulers import registry

@@ -26,7 +26,7 @@ from launcher.files import safe_io
 from launcher.files.retried_reads import read_text, unwrap
 from launcher.formatting import log_line
 from launcher.redaction import public
-from launcher.runs import lease
+from launcher.runs import lease_and_locks
 from launcher.runs.directory import Attempt, Events
 from launcher.runs.events import Evaluated, Progress
 from launcher.schedulers.topology import hosts_in
@@ -108,7 +108,7 @@ class Reporter:
         metrics = safe_io.python_numbers(metrics)
         self._metrics.update(metrics)
         if self._attempt:
-            lease.require()
+            lease_and_locks.require()
             for each in self._attempt.run.write_result(self._metrics):
                 if each not in self._left_out:
                     self._left_out.add(each)

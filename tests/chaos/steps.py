@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from launcher import errors, progress
 from launcher.checkpoint.checkpointer import Checkpointer
-from launcher.runs import lease
+from launcher.runs import lease_and_locks
 from launcher.worker.stop import StopFlag, settings
 
 
@@ -22,7 +22,12 @@ def main(config: Any, env: Any) -> dict[str, Any]:
     assert run.checkpoint_dir is not None
     stop, total = StopFlag(env, run), int(os.environ.get("STEPS", "100"))
     saves = Checkpointer(
-        run.checkpoint_dir, env, identity={"what": "steps"}, attempt=run.attempt, fence=lease.require, start_over=True
+        run.checkpoint_dir,
+        env,
+        identity={"what": "steps"},
+        attempt=run.attempt,
+        fence=lease_and_locks.require,
+        start_over=True,
     )  # start_over: the harness may damage all checkpoints
     state = {"sum": torch.zeros(4)}
     loaded = saves.load(state)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from launcher import Checkpointer, errors, progress, should_stop
-from launcher.runs import lease
+from launcher.runs import lease_and_locks
 from launcher.torch_compat import DTensor, Shard
 from launcher.worker.stop import settings
 
@@ -98,7 +98,7 @@ def _checkpointer(env: Any, what: str) -> Checkpointer:
     run = settings()
     assert run.checkpoint_dir is not None
     return Checkpointer(
-        run.checkpoint_dir, env, identity={"what": what}, keep=1, attempt=run.attempt, fence=lease.require
+        run.checkpoint_dir, env, identity={"what": what}, keep=1, attempt=run.attempt, fence=lease_and_locks.require
     )
 
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from launcher.runs.job_file import LeaseTimes
-from launcher.runs.lease import LeaseTaken, RunLease
+from launcher.runs.lease_and_locks import LeaseTaken, RunLease
 
 
 class OldLease:

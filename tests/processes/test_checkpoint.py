@@ -37,7 +37,7 @@ from launcher.checkpoint.loading import rank_state_of, read_contents
 from launcher.checkpoint.saving import Staging
 from launcher.checkpoint.state import Content, owned
 from launcher.errors import UnavailableError
-from launcher.runs.lease import LeaseLost
+from launcher.runs.lease_and_locks import LeaseLost
 from launcher.torch_compat import DTensor, Replicate, Shard, distribute_tensor
 from tests.fakes.checkpoint_files import changed, file_of
 from tests.processes.workload_ranks import run_ranks

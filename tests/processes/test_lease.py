@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs import lease
+from launcher.runs import lease_and_locks
 from launcher.runs.directory import Run
 from launcher.submission import render
 from tests.launch import ROOT
@@ -20,7 +20,7 @@ from tests.unit.sandbox import DRIVER, SUCCEEDS, Outcome, Sandbox
 
 @pytest.fixture
 def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
-    monkeypatch.setattr(lease, "POLL", 0.1)
+    monkeypatch.setattr(lease_and_locks, "POLL", 0.1)
     return Sandbox(tmp_path)
 
 
@@ -42,7 +42,7 @@ def test_a_job_that_starts_again_takes_its_own_lease(sandbox: Sandbox) -> None:
 
 
 def test_the_lease_of_the_dead_is_taken(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "TIMEOUT", 1)
+    monkeypatch.setattr(lease_and_locks, "TIMEOUT", 1)
     held(sandbox).write_text("6 0 node1\n")
     outcome = sandbox.execute(sandbox.plan(), job="7")
     assert (outcome.code, outcome.stderr) == (0, "")
@@ -72,7 +72,7 @@ def test_the_lease_of_the_living_is_not(sandbox: Sandbox) -> None:
 
 
 def test_jobs_that_start_at_once_run_one_after_the_other(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "TIMEOUT", 6)  # more than one of them holds it, also on a busy machine
+    monkeypatch.setattr(lease_and_locks, "TIMEOUT", 6)  # more than one of them holds it, also on a busy machine
     held(sandbox).write_text("dead 0 node1\n")
     log = 'note() { echo "$1 $LAUNCHER_JOB_ID" >>"$SANDBOX/log"; }; note begin; sleep 0.2; note end'
     (sandbox.folder / "bin/srun").write_text(f"#!/bin/bash\n{log}\nexit 1\n")  # what is done is not done again
@@ -89,7 +89,7 @@ def test_jobs_that_start_at_once_run_one_after_the_other(sandbox: Sandbox, monke
 
 
 def test_a_script_that_is_killed_stops_showing_that_it_lives(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "HEARTBEAT", 0.1)
+    monkeypatch.setattr(lease_and_locks, "HEARTBEAT", 0.1)
     go = sandbox.folder / "go"
     stand_in = sandbox.folder / "bin/srun"
     stand_in.write_text('#!/bin/bash\ntouch "$SANDBOX/go"\nexec sleep 60\n')
@@ -131,17 +131,19 @@ def test_a_start_of_a_job_that_goes_on_beside_the_next_one_does_not_continue_the
 
 
 def test_an_attempt_that_has_lost_the_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lease.require()  # outside of a run
+    lease_and_locks.require()  # outside of a run
     for name, value in (("RUN_DIR", str(tmp_path)), ("ATTEMPT", "2"), ("JOB_ID", "7"), ("LEASE", f"{tmp_path}/lease")):
         monkeypatch.setenv(f"LAUNCHER_{name}", value)
     (tmp_path / "lease").write_text("7 2 node1\n")
-    lease.require()
+    lease_and_locks.require()
     (tmp_path / "lease").write_text("7 3 node2\n")
-    with pytest.raises(lease.LeaseLost, match=r"attempt 2 has lost the run, whose lease attempt 3 \(job 7\) holds now"):
-        lease.require()
+    with pytest.raises(
+        lease_and_locks.LeaseLost, match=r"attempt 2 has lost the run, whose lease attempt 3 \(job 7\) holds now"
+    ):
+        lease_and_locks.require()
     (tmp_path / "lease").unlink()
-    with pytest.raises(lease.LeaseLost, match="nobody holds"):
-        lease.require()
+    with pytest.raises(lease_and_locks.LeaseLost, match="nobody holds"):
+        lease_and_locks.require()
 
 
 def test_where_there_are_no_hard_links_an_attempt_holds_its_own_file(
@@ -151,7 +153,7 @@ def test_where_there_are_no_hard_links_an_attempt_holds_its_own_file(
     own.write_text("7 2 node1\n")
     for name, value in (("RUN_DIR", str(tmp_path)), ("ATTEMPT", "2"), ("JOB_ID", "7"), ("LEASE", str(own))):
         monkeypatch.setenv(f"LAUNCHER_{name}", value)
-    lease.require()
+    lease_and_locks.require()
 
 
 # -- Jobs of earlier versions may be queued or run when the launcher is updated: they and new ones take one lease

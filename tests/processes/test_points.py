@@ -16,7 +16,7 @@ import pytest
 from launcher.errors import RunError, UnavailableError
 from launcher.processes import Process
 from launcher.runs import events as kinds
-from launcher.runs import lease as locks
+from launcher.runs import lease_and_locks as locks
 from launcher.runs.directory import Run
 from launcher.runs.history import journal_events
 from launcher.runs.sweep_directory import Sweep

@@ -13,7 +13,7 @@ from launcher.agent.workers import Fresh, WorkerExit, WorkerGroup
 from launcher.config.schema import Collective, DDPMnist, Function, Precision, Program, Sync, Workload
 from launcher.rendezvous.rounds import Placement
 from launcher.runs.directory import Run
-from launcher.runs.lease import LeaseLost
+from launcher.runs.lease_and_locks import LeaseLost
 from launcher.worker import main as worker_main
 from launcher.worker.hangs import Stacks
 from launcher.worker.heartbeat import Pulse

@@ -27,7 +27,7 @@ from launcher.files.retried_reads import Ok, Unavailable
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Member, Rendezvous
 from launcher.rendezvous.signed_channel import Message
-from launcher.runs import directory, event_files, lease
+from launcher.runs import directory, event_files, lease_and_locks
 from launcher.runs.directory import Events
 from launcher.runs.events import Accused, Fault, Place, Stop
 from launcher.runs.job_file import TimeLeft
@@ -790,10 +790,10 @@ def test_ranks_of_an_attempt_that_has_lost_the_run_are_not_asked_to_save(
     job: Callable[..., Job], lease_file: Path, holder: str, listen: bool, signals: list[int]
 ) -> None:
     one = job(listen=listen)
-    one.run(lease.HEARTBEAT + 1)
+    one.run(lease_and_locks.HEARTBEAT + 1)
     assert [agent.workers.signals for agent in one.agents] == [[], []]
     lease_file.write_text(holder)
-    one.run(lease.HEARTBEAT + GRACE + 1)
+    one.run(lease_and_locks.HEARTBEAT + GRACE + 1)
     assert sent_to(one.agents[0]) == sent_to(one.agents[1]) == {0: signals, 1: signals}
     assert one.ended() == [errors.RESUME, errors.RESUME]
     assert (one.stop().reason, one.failed().decides) == (StopReason.LEASE_LOST, True)
@@ -808,7 +808,7 @@ def test_an_attempt_that_has_lost_the_run_while_it_stops_does_not_save(
     one.agents[0].signals.send(TERM)
     one.run(1)
     lease_file.write_text("7 1 node2\n")
-    one.run(lease.HEARTBEAT + 1)
+    one.run(lease_and_locks.HEARTBEAT + 1)
     assert sent_to(one.agents[0]) == sent_to(one.agents[1]) == {0: [TERM, KILL], 1: [TERM, KILL]}
     assert one.ended() == [errors.RESUME, errors.RESUME]
 
@@ -824,8 +824,8 @@ def test_only_the_lease_of_another_attempt_ends_ranks(
         lease_file.write_text("")
     else:
         unavailable = Unavailable("the file server does not answer", errno.EIO)
-        monkeypatch.setattr(lease, "read_text", lambda *_, **__: unavailable)
-    one.run(2 * lease.HEARTBEAT)
+        monkeypatch.setattr(lease_and_locks, "read_text", lambda *_, **__: unavailable)
+    one.run(2 * lease_and_locks.HEARTBEAT)
     assert [agent.workers.signals for agent in one.agents] == [[], []]
     assert one.ended() == [None, None]
 

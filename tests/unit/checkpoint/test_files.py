@@ -23,11 +23,11 @@ from launcher.checkpoint.collectives import Peers
 from launcher.checkpoint.folder import CheckpointFolder, Retention
 from launcher.checkpoint.format import CannotRead, CheckpointError, Damaged
 from launcher.checkpoint.loading import read_contents
-from launcher.runs import lease
+from launcher.runs import lease_and_locks
 from launcher.runs.directory import Events
 from tests.fakes.checkpoint_files import changed
 from tests.unit.faults import FileServer
-from tests.unit.runs.test_lease import Cluster
+from tests.unit.runs.test_lease_and_locks import Cluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -232,11 +232,11 @@ def test_a_folder_of_which_the_user_is_unknown_is_not_prepared(tmp_path: Path, m
     server.recover()
     (tmp_path / "a" / "lease").unlink()
     for number, error in ((errno.EIO, CannotRead), (errno.EDQUOT, CheckpointError)):
-        server.fail(f"{lease.RUN_FILE}.", number=number)  # the file cannot be written
+        server.fail(f"{lease_and_locks.RUN_FILE}.", number=number)  # the file cannot be written
         with pytest.raises(error) as raised:
             folder.prepare()
         assert type(raised.value) is error
-    server.fail(f"{lease.RUN_FILE}.", times=1)
+    server.fail(f"{lease_and_locks.RUN_FILE}.", times=1)
     patient = CheckpointFolder(tmp_path, 0, Retention(), 10)
     patient.prepare()
-    assert (tmp_path / lease.RUN_FILE).read_text().startswith(f"{tmp_path / 'b'}\n")
+    assert (tmp_path / lease_and_locks.RUN_FILE).read_text().startswith(f"{tmp_path / 'b'}\n")

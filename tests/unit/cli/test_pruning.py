@@ -21,7 +21,7 @@ from launcher.plan.plan import PILOT_ENTRY, JobPlan
 from launcher.runs import event_files
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
-from launcher.runs.lease import SUBMITTING, only_submitter
+from launcher.runs.lease_and_locks import SUBMITTING, only_submitter
 from launcher.schedulers.base import JobState
 from launcher.submission import dependencies
 from tests.unit.faults import FileServer

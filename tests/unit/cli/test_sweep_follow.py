@@ -16,7 +16,7 @@ from launcher.monitoring.sweep_status import STATES, WAITING, PointStatus, point
 from launcher.runs import event_files
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
-from launcher.runs.lease import is_being_submitted, only_submitter
+from launcher.runs.lease_and_locks import is_being_submitted, only_submitter
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm

@@ -20,7 +20,7 @@ from launcher.files.retried_reads import (
     read_bytes,
     unwrap,
 )
-from launcher.runs import lease as locks
+from launcher.runs import lease_and_locks as locks
 from tests.unit.faults import FOR_EVER, FileServer
 
 PASSING = [errno.EIO, errno.ESTALE]

@@ -16,7 +16,7 @@ from launcher.files import retried_reads
 from launcher.files.retried_reads import Ok, Unavailable
 from launcher.job import driver
 from launcher.job.driver import end_of
-from launcher.runs import lease
+from launcher.runs import lease_and_locks
 from launcher.runs.directory import Run
 from launcher.runs.events import Stop
 from launcher.runs.job_file import NAME, LeaseTimes, exports, parse_exports, uptime
@@ -46,7 +46,7 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> FileServer:
     found = FileServer(monkeypatch)
-    Clock(monkeypatch, lease)
+    Clock(monkeypatch, lease_and_locks)
     return found
 
 
@@ -210,7 +210,7 @@ def test_a_lease_that_cannot_be_read_is_not_taken(
     sandbox: Sandbox, server: FileServer, monkeypatch: pytest.MonkeyPatch, number: int,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(lease, "TIMEOUT", 0.0)  # one that can be read would be taken at once
+    monkeypatch.setattr(lease_and_locks, "TIMEOUT", 0.0)  # one that can be read would be taken at once
     path = sandbox.run_dir / "lease"
     path.write_text("6 3 node1\n")
     server.fail("run-1/lease", FOR_EVER, number)
@@ -222,7 +222,7 @@ def test_a_lease_that_cannot_be_read_is_not_taken(
 
 
 def test_the_time_in_which_a_lease_cannot_be_read_does_not_make_it_dead(sandbox: Sandbox, server: FileServer) -> None:
-    holder = lease.RunLease(str(sandbox.run_dir), "7", LeaseTimes(15, 1, 30))
+    holder = lease_and_locks.RunLease(str(sandbox.run_dir), "7", LeaseTimes(15, 1, 30))
     (sandbox.run_dir / "lease").write_text("6 3 node1\n")
     server.fail("run-1/lease", 50)  # 50 s in which it cannot be read; 20 s follow
     waits: list[None] = []

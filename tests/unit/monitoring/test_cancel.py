@@ -16,7 +16,7 @@ from launcher.runs import event_files
 from launcher.runs.directory import Run
 from launcher.runs.events import Ended, Submitted, Submitting
 from launcher.runs.history import read_history
-from launcher.runs.lease import SILENCE
+from launcher.runs.lease_and_locks import SILENCE
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
 from tests.unit.plans import bare_plan

@@ -25,7 +25,7 @@ from launcher.runs import event_files
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run, current_attempt
 from launcher.runs.history import journal_events
-from launcher.runs.lease import only_submitter
+from launcher.runs.lease_and_locks import only_submitter
 from launcher.runs.lookup import all_runs, find
 from launcher.worker.tracking import Reporter
 from tests.unit.plans import plan_of
@@ -389,7 +389,7 @@ def test_a_link_that_cannot_be_made_is_no_reason_to_fail(tmp_path: Path) -> None
 
 def test_one_process_at_a_time_submits_a_run(tmp_path: Path) -> None:
     run, order = make(tmp_path, "a"), []
-    imports = "import sys; from pathlib import Path; from launcher.runs.lease import only_submitter"
+    imports = "import sys; from pathlib import Path; from launcher.runs.lease_and_locks import only_submitter"
     code = f"{imports}\nwith only_submitter(Path(sys.argv[1])): print('in')"
     with only_submitter(run.path):
         other = subprocess.Popen([sys.executable, "-c", code, run.path], stdout=subprocess.PIPE, text=True)

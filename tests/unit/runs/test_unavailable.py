@@ -24,7 +24,7 @@ from launcher.job import requeue
 from launcher.job import wait_for_others as gate
 from launcher.job.requeue import What
 from launcher.monitoring.sweep_status import point_statuses
-from launcher.runs import directory, lease, live_index, user_checkpoints
+from launcher.runs import directory, lease_and_locks, live_index, user_checkpoints
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run, report_start_failure
 from launcher.runs.events import Stopped
@@ -83,21 +83,21 @@ def test_a_lease_that_cannot_be_read_is_not_lost(
     path.write_text("7 0 node1\n")
     monkeypatch.setenv("LAUNCHER_LEASE", str(path))
     server.fail(path, 3, number)
-    lease.require()
+    lease_and_locks.require()
     assert len(server.slept) == 3
     server.fail(path, FOR_EVER, number)
     with pytest.raises(UnavailableError):
-        lease.require()
+        lease_and_locks.require()
     slept = len(server.slept)
-    assert lease.lost() is None
+    assert lease_and_locks.lost() is None
     assert len(server.slept) == slept
     server.recover()
     path.write_text("8 1 node2\n")
-    with pytest.raises(lease.LeaseLost):
-        lease.require()
-    assert lease.lost() is not None
+    with pytest.raises(lease_and_locks.LeaseLost):
+        lease_and_locks.require()
+    assert lease_and_locks.lost() is not None
     path.unlink()
-    assert lease.lost() is None
+    assert lease_and_locks.lost() is None
 
 
 def test_a_rank_that_cannot_read_may_be_points_to_restart() -> None:

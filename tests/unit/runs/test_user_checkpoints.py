@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.plan.plan import JobPlan
-from launcher.runs import lease, user_checkpoints
+from launcher.runs import lease_and_locks, user_checkpoints
 from tests.unit.faults import FileServer
 from tests.unit.operations import operations
 from tests.unit.plans import bare_plan
@@ -46,7 +46,7 @@ def test_the_mark_of_a_run_in_its_checkpoint_folder_is_nothing_that_was_saved(
     (tmp_path / "checkpoints").mkdir()
     for name, value in (("RUN_DIR", tmp_path / "run"), ("LEASE", tmp_path / "run" / "lease")):
         monkeypatch.setenv(f"LAUNCHER_{name}", str(value))
-    lease.use_folder(tmp_path / "checkpoints")
+    lease_and_locks.use_folder(tmp_path / "checkpoints")
     assert list((tmp_path / "checkpoints").iterdir())
     assert user_checkpoints.newest(plan) == -1
 

@@ -11,7 +11,7 @@ from launcher.config.keys import opened
 from launcher.errors import ConfigError, UnavailableError
 from launcher.files import retried_reads
 from launcher.plan.plan import JobPlan, member_plan, race_token
-from launcher.runs import lease
+from launcher.runs import lease_and_locks
 from launcher.runs.directory import Run
 from launcher.runs.event_files import entry
 from launcher.runs.events import Ended, Started, Submitted
@@ -98,21 +98,21 @@ def test_the_others_are_found_by_their_tokens() -> None:
 def test_the_first_job_wins_for_ever(tmp_path: Path) -> None:
     run = str(tmp_path)
     for job in ("1", "2"):
-        lease.require_not_lost(run, "r", job)
-    lease.win(run, "r", "1")
-    lease.win(run, "r", "1")  # it was requeued
-    lease.require_not_lost(run, "r", "1")
-    for call in (lease.win, lease.require_not_lost):
-        with pytest.raises(lease.RaceLost, match="runs in job 1, which was the first to start: job 2 ends"):
+        lease_and_locks.require_not_lost(run, "r", job)
+    lease_and_locks.win(run, "r", "1")
+    lease_and_locks.win(run, "r", "1")  # it was requeued
+    lease_and_locks.require_not_lost(run, "r", "1")
+    for call in (lease_and_locks.win, lease_and_locks.require_not_lost):
+        with pytest.raises(lease_and_locks.RaceLost, match="runs in job 1, which was the first to start: job 2 ends"):
             call(run, "r", "2")
-    lease.win(run, "later", "2")
+    lease_and_locks.win(run, "later", "2")
 
 
 def test_a_mark_that_cannot_be_read_is_no_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unread = retried_reads.Unavailable(tmp_path, OSError(5, "Input/output error"))
-    monkeypatch.setattr(lease, "read_text", lambda _: unread)
+    monkeypatch.setattr(lease_and_locks, "read_text", lambda _: unread)
     with pytest.raises(UnavailableError):
-        lease.win(str(tmp_path), "r", "1")
+        lease_and_locks.win(str(tmp_path), "r", "1")
     assert not list(tmp_path.iterdir())
 
 

@@ -17,7 +17,7 @@ from launcher.config.schema import P2P, Checkpoint, Limits, Resume, ResumeHow
 from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
 from launcher.processes import Process
-from launcher.runs import event_files, lease
+from launcher.runs import event_files, lease_and_locks
 from launcher.runs.directory import Run
 from launcher.runs.events import Event, Submitting, every
 from launcher.runs.history import journal_events, read_history
@@ -31,7 +31,7 @@ from launcher.submission.submit import Interrupted, SubmittedRun, submit
 from tests.launch import until
 from tests.unit.faults import FileServer
 from tests.unit.plans import bare_plan, make_config
-from tests.unit.runs.test_lease import Cluster
+from tests.unit.runs.test_lease_and_locks import Cluster
 from tests.unit.slurm_stand_in import SlurmStandIn
 
 
@@ -289,7 +289,7 @@ def test_a_submission_says_that_another_run_saves_in_its_folder(
     cluster = Cluster(monkeypatch, tmp_path / "runs")
     (tmp_path / "runs").mkdir()
     over = cluster.run("first", "7")
-    lease.use_folder(tmp_path)
+    lease_and_locks.use_folder(tmp_path)
 
     def notes() -> str:
         keys = {"cluster": {"check": False}, "checkpoint": Checkpoint(dir=str(tmp_path))}

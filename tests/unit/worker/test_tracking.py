@@ -16,7 +16,7 @@ from launcher.errors import ConfigError
 from launcher.plan import build as tracking_keys
 from launcher.redaction import HIDDEN, public
 from launcher.runs.directory import Run
-from launcher.runs.lease import LeaseLost
+from launcher.runs.lease_and_locks import LeaseLost
 from launcher.worker import tracking
 from launcher.worker.tracking import About, Reporter, TrackerEntry, TrackerQueues, flat_config, numbers_in
 from tests.launch import until

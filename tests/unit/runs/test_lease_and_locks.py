@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from launcher.errors import UnavailableError
 from launcher.files import retried_reads, safe_io
 from launcher.processes import Process
-from launcher.runs import lease as leases
-from launcher.runs.lease import Holder, HolderWatch, Lease, WithoutLinks, hold, is_dead, look, remove
+from launcher.runs import lease_and_locks as leases
+from launcher.runs.lease_and_locks import Holder, HolderWatch, Lease, WithoutLinks, hold, is_dead, look, remove
 from tests.unit.clock import Clock
 from tests.unit.faults import FileServer
 
