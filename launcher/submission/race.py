@@ -1,7 +1,7 @@
 """cluster.race: one run with several jobs, for other partitions, accounts or profiles. The first that starts runs it.
 
 Each job has a plan, a script and a token of its own. The job that holds the run's lease first writes its id into a mark
-of this race (`runs.lease_and_locks.win`); every other one reads it, and ends without an attempt. A later attempt races again.
+of this race (`runs.lease_and_locks.win`); any other reads it, and ends without an attempt. A later attempt races again.
 The winner takes the others out of the queue with `python -m launcher.submission.race RUN_DIR TOKEN_OF_THE_WINNER`.
 """
 
