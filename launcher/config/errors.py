@@ -50,12 +50,14 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
 
     text = str(error)
     kind = getattr(error.__cause__ or error.__context__, "object_type", None)
-    if explained := _about_a_file(text, kind):
+    missing = error.missing_cfg_file or "" if isinstance(error, MissingConfigException) and error.options else ""
+    group, _, choice = missing.rpartition("/")
+    was_typed = f"{group}={choice}" in [word.lstrip("+") for word in arguments]
+    if not was_typed and (explained := _about_a_file(text, kind)):
         return explained
     if isinstance(error.__cause__, MissingMandatoryValue) and all(key_of(word) != "workload" for word in arguments):
         return no_workload()
     if isinstance(error, MissingConfigException) and error.options:
-        group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         options = [option for option in error.options if option != "user"]
         typed = any(key_of(word) == group for word in arguments)  # else it is from user.yaml
         where = "" if typed else place_of(group) or f"{file_of('user')}: "
