@@ -48,7 +48,9 @@ class _Copy(Snapshot):
     whole: float = 0.0  # seconds until it was complete on all ranks
     every: int = 0  # what the ranks have agreed on: steps until the next copy,
     single: bool = False  # whether they have different tensors,
+    failed: bool = False  # whether it failed on some rank,
     end: str = ""  # and why there are no more copies
+    pairs: tuple[memory_format.Pair, ...] = ()  # what it is written to
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class MemoryCheckpoints:
         self._copy: _Copy | None = None
         self._costs: tuple[tuple[float, float], ...] = ()  # `blocked` and `whole` of the last copies
         self._steps: tuple[float, ...] = ()  # seconds of the steps between them
+        self._failures = 0  # copies in a row that have failed
         self._last: tuple[int, float] | None = None  # step of the last copy, and since when it blocks training no more
         self._bad: set[memory_format.Held] = set()
         self._indices: dict[memory_format.Header, dict[str, Any]] = {}  # of the copies that `fetch` has verified
@@ -112,7 +115,8 @@ class MemoryCheckpoints:
 
     def due(self, step: int) -> bool:
         """Returns whether to make a copy after this step; the same on all ranks."""
-        return bool(self.every) and (self._last is None or step >= self._last[0] + self.every)
+        every = self.every * 2 ** min(self._failures, 10)  # a failure may pass, or not
+        return bool(every) and (self._last is None or step >= self._last[0] + every)
 
     def keep(
         self, step: int, state: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
@@ -135,14 +139,16 @@ class MemoryCheckpoints:
         if self._first and not self._begins(copy):
             return
         copy.began += time.perf_counter() - began  # which other copies do not cost
+        whole = self._mode == memory_format.WHOLE
+        kinds = [memory_format.OWN] + [memory_format.PEER] * bool(self._peer)
+        kinds += [memory_format.REPLICA] * (whole and self.leads)
+        copy.pairs = tuple(self._pairs[kind] for kind in kinds)
+        for pair in copy.pairs:
+            pair.turn()
         if copy.fault is None:
             with copy.keeps_faults():
-                self._pairs[memory_format.OWN].turn()
-                pair, kept = self._pairs[memory_format.OWN], content.tensors
-                if self._mode == memory_format.WHOLE:
-                    pair, kept = self._pairs[memory_format.REPLICA], content.tensors if self.leads else {}
-                    if self.leads:
-                        pair.turn()
+                kept = content.tensors if self.leads or not whole else {}
+                pair = self._pairs[memory_format.REPLICA if whole else memory_format.OWN]
                 buffers = pair.newest.buffers(kept) if kept else {}
                 copy.copying = Staging(buffers).start(kept)
         self._copy, self._last = copy, (step, copy.began)
@@ -150,7 +156,6 @@ class MemoryCheckpoints:
 
     def _begins(self, copy: _Copy) -> bool:
         # Before the first copy: how the tensors are divided over ranks, and whether there is memory for the copies
-        self._first = False
 
         def needs() -> memory_format.Needs:
             if copy.content is None or copy.fault is not None:
@@ -167,9 +172,14 @@ class MemoryCheckpoints:
 
         try:
             ranks = self.group.on_all(needs)
-        except Exception as error:  # of some ranks; or a rank is gone, and the round ends
+        except CheckpointError as error:
+            self._failures, self._last = self._failures + 1, (copy.step, copy.began)
+            self._say(f"the copy of step {copy.step} in memory failed: {error}")
+            return False
+        except Exception as error:  # a rank is gone, and the round ends
             self._end(one_line(error))
             return False
+        self._first = False
         single = self._mode == memory_format.SINGLE or sum(each.difference for each in ranks) % (1 << 64)
         sharded = any(each.sharded for each in ranks)
         self._mode = memory_format.SINGLE if single else memory_format.SHARDS if sharded else memory_format.WHOLE
@@ -192,8 +202,11 @@ class MemoryCheckpoints:
 
     def _end(self, why: str) -> None:
         self.every = 0
+        self._say(f"no copies in memory from here on, only checkpoints on disk: {why}")
+
+    def _say(self, line: str) -> None:
         if self._env.rank == 0:
-            log_line(f"no copies in memory from here on, only checkpoints on disk: {why}", sys.stdout)
+            log_line(line, sys.stdout)
 
     def _run(self, copy: _Copy) -> None:
         began = time.perf_counter()
@@ -236,7 +249,7 @@ class MemoryCheckpoints:
 
     def _exchange(self) -> None:
         # Sends this rank's own copy to a rank of the next node, and receives one from the node before
-        own, slot = self._pairs[memory_format.OWN].newest, self._pairs[memory_format.PEER].turn()
+        own, slot = self._pairs[memory_format.OWN].newest, self._pairs[memory_format.PEER].newest
         rank, size = self._env.rank, self._env.world_size
         to, source = (rank + self._peer) % size, (rank - self._peer) % size
         header, others = own.header(), torch.zeros(memory_format.HEADER, dtype=torch.uint8, device="cpu")
@@ -261,10 +274,8 @@ class MemoryCheckpoints:
         if self.group.many:
             dist.all_reduce(votes, dist.ReduceOp.MAX, self.group.group)
         fault, every, high, low = votes.tolist()
-        if fault:
-            copy.end = copy.fault or "another rank could not make its copy (see its log)"
-        elif high != -low and self._mode == memory_format.WHOLE:
-            copy.single = True
+        copy.failed = bool(fault)
+        copy.single = not fault and high != -low and self._mode == memory_format.WHOLE
         copy.every = every
 
     def _proposal(self, cost: tuple[float, float]) -> int:
@@ -285,11 +296,16 @@ class MemoryCheckpoints:
         copy.join()
         self._costs = (*self._costs, (copy.blocked, copy.whole))[1 - MEASURED :]
         self._last = copy.step, copy.began + copy.blocked + time.perf_counter() - began
+        self._failures = self._failures + 1 if copy.failed else 0
+        if copy.failed or copy.single:  # the next one takes its place, and not that of the copy before
+            for pair in copy.pairs:
+                pair.last = 1 - pair.last
         if copy.single:  # which needs more memory
             self._mode, self._first = memory_format.SINGLE, True
         self.every = copy.every or self.every
-        if copy.fault is not None and self._env.rank:
-            log_line(f"rank {self._env.rank} could not make a copy in memory: {copy.fault}", sys.stdout)
+        if copy.fault is not None:
+            what = f"the copy of step {copy.step} in memory failed on rank {self._env.rank}"
+            log_line(f"{what}: {copy.fault}", sys.stdout)
         if copy.end:
             self._end(copy.end)
 
@@ -333,10 +349,10 @@ class MemoryCheckpoints:
             self.report(problems)
             if source is None:
                 break
-            if problems := self.fetch(source):
-                self.report(problems, source.step)
-                continue
             try:
+                if problems := self.fetch(source):
+                    self.report(problems, source.step)
+                    continue
                 found = use(source)
             except CheckpointError as error:  # the disk may be of use
                 self.report([str(error)], source.step)
@@ -401,7 +417,10 @@ class MemoryCheckpoints:
         return held, lines
 
     def fetch(self, source: memory_format.Source) -> list[str]:
-        """Brings what each rank needs to its own agent; returns a line for each damaged copy."""
+        """Brings what each rank needs to its own agent; returns a line for each damaged copy.
+
+        Raises CheckpointError, the same on all ranks: some node has no memory for what it needs.
+        """
         rank = self._env.rank
         mine = {(each.held.kind, each.held) for each in source.transfers if each.held.holder == rank}
         if lines := self._damaged(mine):
@@ -410,10 +429,35 @@ class MemoryCheckpoints:
             return []
         moves = [each for each in source.transfers if each.moves]
         sent = {each.held.header for each in moves if each.sender == rank}
+        if not moves:
+            return []
+        self._require_room([each for each in moves if each.to == rank], sent)
         for each in moves:
             if rank in (each.sender, each.to):
                 self._move(each, sent)
-        return self._damaged([(each.kind, each.held) for each in moves if each.to == rank]) if moves else []
+        return self._damaged([(each.kind, each.held) for each in moves if each.to == rank])
+
+    def _require_room(
+        self, coming: Sequence[memory_format.Transfer], sent: Collection[memory_format.Header]
+    ) -> None:  # fmt: skip
+        def room() -> tuple[int, int, int | None]:
+            for each in coming:
+                self._slot_for(each, sent).body(each.held.header.size)
+            free = self._free()
+            size = sum(each.held.header.size for each in coming)
+            return self._env.node_rank, size, None if free is None else free + self._held_bytes()
+
+        ranks, wanted = self.group.on_all(room), Counter[int]()
+        for node, size, _ in ranks:
+            wanted[node] += size
+        if why := next(filter(None, (memory_format.shortage(wanted[node], free) for node, _, free in ranks)), ""):
+            raise CheckpointError(why)
+
+    def _slot_for(
+        self, transfer: memory_format.Transfer, sent: Collection[memory_format.Header]
+    ) -> memory_format.MemorySlot:  # fmt: skip
+        slots = self._pairs[transfer.kind].slots
+        return next((each for each in slots if each.header() not in sent), slots[0])
 
     def _damaged(self, there: Iterable[tuple[str, memory_format.Held]]) -> list[str]:
         # Returns a line for each damaged copy, which counts no more. there: this rank's, with the pair that has each
@@ -440,7 +484,7 @@ class MemoryCheckpoints:
     def _move(self, transfer: memory_format.Transfer, sent: Collection[memory_format.Header]) -> None:
         # sent: the copies that other ranks get from this one, which stay where they are
         held, rank = transfer.held, self._env.rank
-        header, pair = held.header, self._pairs[transfer.kind]
+        header = held.header
         body = torch.empty(0, device="cpu")
         if transfer.sender == rank:
             body = self._body(held.kind if held.holder == rank else transfer.kind, header)
@@ -448,7 +492,7 @@ class MemoryCheckpoints:
             for piece in body.split(PIECE):
                 dist.send(piece, transfer.to, self.group.group)
             return
-        slot = next((each for each in pair.slots if each.header() not in sent), pair.slots[0])
+        slot = self._slot_for(transfer, sent)
         slot.erase()
         target = slot.body(header.size)
         if transfer.sender == rank:

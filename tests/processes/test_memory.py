@@ -22,7 +22,7 @@ from launcher.checkpoint import memory as memory_module
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.format import CannotRead
 from launcher.checkpoint.memory import MemoryCheckpoints
-from launcher.checkpoint.memory_format import HEADER, OWN, PEER, REPLICA, SINGLE, Pair
+from launcher.checkpoint.memory_format import HEADER, OWN, PEER, REPLICA, SINGLE, MemorySlot, Pair
 from launcher.integrations.memory import TrainerMemory
 from launcher.torch_compat import DTensor, Shard, distribute_tensor
 from launcher.worker import exit_report
@@ -178,6 +178,33 @@ def test_without_all_copies_the_disk_is_used(first: Life, kind: str, peers: bool
         assert (found["start"], found["memory"]) == (3, memory_left)
 
 
+@pytest.mark.parametrize("lacks", ["memory", "addresses"])
+def test_the_disk_is_used_if_a_node_has_no_memory_for_what_it_would_get(first: Life, lacks: str) -> None:
+    first = replace(first, save_at=3)
+    run_ranks(life, first, 4, 2)
+    then = replace(first, memories=(first.memories[0], memory()), round=1, last=3)
+    for found in run_ranks(life, then, 4, 2, prepare=partial(cannot_receive, lacks)):
+        assert (found.metrics["start"], found.metrics["memory"]) == (3, False)
+        if "in memory are not used" in found.printed:
+            assert ("they need" if lacks == "memory" else "Cannot allocate memory") in found.printed
+
+
+def cannot_receive(lacks: str, env: Env) -> None:
+    if env.node_rank == 0:
+        return
+    mapped = MemorySlot._mapped
+
+    def fails(self: MemorySlot, size: int) -> torch.Tensor:
+        if size > HEADER:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return mapped(self, size)
+
+    if lacks == "memory":
+        little_memory(env)
+    else:
+        MemorySlot._mapped = fails  # type: ignore[method-assign]
+
+
 def test_a_newer_checkpoint_on_disk_comes_before_copies(first: Life) -> None:
     first = replace(first, save_at=5, every=3)  # copies at steps 1 and 4
     for found in rounds(first, replace(first, round=1)):
@@ -239,22 +266,24 @@ def little_memory(env: Env) -> None:
     MemoryCheckpoints._held_bytes = lambda _: 0  # type: ignore[method-assign]
 
 
-def test_a_state_that_cannot_be_copied_on_one_rank_ends_the_copies_on_all(first: Life) -> None:
+def test_a_copy_that_fails_on_one_rank_is_given_up_on_all_and_a_later_one_is_made(first: Life) -> None:
     for found in run_ranks(odd_life, first, 4, 2):
-        assert found.metrics == {"every": 0}
+        assert found.metrics == {"begun": 0, "every": 1}
+    for found in run_ranks(odd_life, replace(first, round=1), 4, 2):
+        assert found.metrics["begun"] == 7  # the next ones are tried at step 3, and at 7
 
 
 def odd_life(it: Life, env: Env) -> dict[str, Any]:
-    os.environ["LAUNCHER_ROUND"], os.environ["GROUP_RANK"] = "0", str(env.node_rank)
+    os.environ["LAUNCHER_ROUND"], os.environ["GROUP_RANK"] = str(it.round), str(env.node_rank)
     exit_report.share_memory(os.open(it.memories[env.node_rank], os.O_RDWR), env.local_rank)
     saved = Checkpointer(it.folder, env, identity={}, memory=1, timeout=20)
     state = {"tensor": torch.zeros(3)}
-    saved.keep(1, state)
-    saved.keep(2, {**state, "odd": object()} if env.rank == 2 else state)
-    saved.keep(3, state)
+    loaded = saved.load(state)
+    for step in range(1, 8):
+        saved.keep(step, {**state, "odd": object()} if (env.rank, step) in ((2, 1), (1, 3)) else state)
     assert saved._memory is not None
     saved.close()
-    return {"every": saved._memory.every}
+    return {"begun": 0 if loaded is None else loaded.step, "every": saved._memory.every}
 
 
 def test_several_nodes_that_lack_everything_pass_on_what_they_get(first: Life) -> None:

@@ -380,6 +380,27 @@ def test_copies_that_take_long_are_rare_from_the_first_on_also_in_the_next_round
     assert copies[2:] == [begun + 1]
 
 
+def test_a_copy_that_fails_leaves_the_one_before_as_it_is_and_later_ones_are_made(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, left = MemoryCheckpoints._write, list[tuple[int, int]]()
+
+    def fails_once(self: MemoryCheckpoints, copy: Any) -> None:
+        if copy.step == 3:
+            raise MemoryError("no memory for a copy")
+        left.append(max(memory_format.age_of(slot) for slot in training.pair(OWN).slots))
+        write(self, copy)
+
+    monkeypatch.setattr(MemoryCheckpoints, "_write", fails_once)
+    _, state, saved = training.begin()
+    training.go_on(state, saved, range(1, 8))
+    # while a copy is made, the last one that is complete is there; a failure is followed by a pause
+    assert left == [(-1, -1), (0, 1), (0, 2), (0, 5)]
+    begun, state, saved = training.begin()
+    assert begun == 7
+    saved.close()
+
+
 def test_only_one_checkpointer_of_a_process_has_the_memory(training: Training, tmp_path: Path) -> None:
     _, state, saved = training.begin()
     other = Checkpointer(tmp_path / "other", ALONE, identity={}, memory=1, read_timeout=0)
