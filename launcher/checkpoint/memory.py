@@ -28,7 +28,7 @@ from launcher.checkpoint.collectives import Peers, one_line
 from launcher.checkpoint.format import MEMORY, CheckpointError, Damaged, Manifest
 from launcher.checkpoint.loading import Contents, LoadTarget, Opened
 from launcher.checkpoint.saving import Snapshot, Staging
-from launcher.checkpoint.state import ReplicaTable, bytes_of, local_part, nested, offset_of, size_of
+from launcher.checkpoint.state import ReplicaTable, bytes_of, is_statistic, local_part, nested, offset_of, size_of
 from launcher.formatting import log_line
 from launcher.runs import events
 from launcher.runs.directory import Events, current_attempt
@@ -147,8 +147,8 @@ class MemoryCheckpoints:
             pair.turn()
         if copy.fault is None:
             with copy.keeps_faults():
-                kept = content.tensors if self.leads or not whole else {}
-                pair = self._pairs[memory_format.REPLICA if whole else memory_format.OWN]
+                kept = content.tensors if self.leads or not whole else _statistics(content.tensors)
+                pair = self._pairs[memory_format.REPLICA if whole and self.leads else memory_format.OWN]
                 buffers = pair.newest.buffers(kept) if kept else {}
                 copy.copying = Staging(buffers).start(kept)
         self._copy, self._last = copy, (step, copy.began)
@@ -245,7 +245,10 @@ class MemoryCheckpoints:
             return
         if self.leads:
             self._pairs[memory_format.REPLICA].newest.seal(header, tensors, rest)
-        self._pairs[memory_format.OWN].newest.seal(header, {}, own)
+            tensors = _statistics(tensors)
+            for name, room in self._pairs[memory_format.OWN].newest.buffers(tensors).items():
+                room.copy_(tensors[name])
+        self._pairs[memory_format.OWN].newest.seal(header, tensors, own)
 
     def _exchange(self) -> None:
         # Sends this rank's own copy to a rank of the next node, and receives one from the node before
@@ -528,8 +531,11 @@ class MemoryCheckpoints:
         if source.mode != memory_format.WHOLE:
             index, tensors = self.part(memory_format.OWN, rank, source)
             return index, tensors, index["rank_state"]
-        own = None if rank is None else self.part(memory_format.OWN, rank, source)[0]["rank_state"]
-        return *self.part(memory_format.REPLICA, None, source), own
+        index, tensors = self.part(memory_format.REPLICA, None, source)
+        if rank is None:
+            return index, tensors, None
+        own, statistics = self.part(memory_format.OWN, rank, source)
+        return index, tensors | statistics, own["rank_state"]
 
     def report_restored(self, kept: Kept, began: float) -> None:
         """Records that the ranks continue from what `newest` has returned; began: by perf_counter()."""
@@ -622,6 +628,11 @@ def restored(step: int, began: float, *, memory: bool, received: int = 0) -> eve
     return events.Restored(
         step=step, memory=memory, redone=exit_report.redone(step), seconds=seconds, received=received
     )  # fmt: skip
+
+
+def _statistics(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    # What differs between ranks although they have the same tensors: each keeps its own as well
+    return {name: tensor for name, tensor in tensors.items() if is_statistic(name)}
 
 
 def fill_overlap(target: Tensor, piece: Tensor, offset: tuple[int, ...]) -> int:

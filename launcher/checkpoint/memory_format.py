@@ -5,7 +5,7 @@ An agent with n ranks has one file in memory, with room for 2 + 4n slots. A slot
 | slots | content | written by |
 |---|---|---|
 | 0, 1 | replica: state that is the same on all ranks | the agent's first rank |
-| 2+4p, 3+4p | own: rank_state, and shards of tensors, of rank p of the agent | that rank |
+| 2+4p, 3+4p | own: rank_state, statistics, and shards of tensors, of rank p | that rank |
 | 4+4p, 5+4p | peer: a copy of the `own` slot of a rank of another node | rank p, which has received it |
 
 Copies go to the two slots of a pair in turn. A slot is a header, the bytes of the tensors, and an index (a dict, by
@@ -20,6 +20,7 @@ import io
 import json
 import math
 import mmap
+import os
 import struct
 import zlib
 from collections.abc import Collection, Mapping, Sequence
@@ -97,7 +98,13 @@ class MemorySlot:
         return torch.frombuffer(self._map, dtype=torch.uint8)
 
     def free(self) -> None:
-        """Makes the slot empty, and gives its memory back."""
+        """Makes the slot empty, and gives its memory back, also what an earlier process has written."""
+        start = end = self._number * AREA
+        with contextlib.suppress(OSError):  # there is no more data in the file
+            while (data := os.lseek(self._file, end, os.SEEK_DATA)) < start + AREA:
+                end = os.lseek(self._file, data, os.SEEK_HOLE)
+        with contextlib.suppress(OSError):
+            self._memory = self._mapped(max(HEADER, end - start))
         self.erase()
         self._map.madvise(mmap.MADV_REMOVE)
 

@@ -319,6 +319,11 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 Offset = tuple[int, ...]
 
 
+def is_statistic(name: str) -> bool:
+    """Returns whether a tensor is a running statistic of a normalisation layer."""
+    return name.rpartition(".")[2] in STATISTICS
+
+
 @dataclass(frozen=True)
 class ReplicaTable:
     """A rank's tensors, described so that ranks can compare them."""
@@ -341,7 +346,7 @@ class ReplicaTable:
                 if index < 0 or count == 1:
                     continue
                 places[name] = index, count
-            if name.rpartition(".")[2] not in STATISTICS:
+            if not is_statistic(name):
                 parts[name] = offset_of(tensor), hash_of(local_part(copies.get(name, tensor)))
         return cls(kinds, parts, places)
 

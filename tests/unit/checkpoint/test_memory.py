@@ -207,6 +207,14 @@ def test_tensors_of_all_types_and_sizes_come_back(slot: MemorySlot) -> None:
         assert tensor.dtype == tensors[name].dtype
 
 
+def test_what_an_earlier_process_has_written_is_given_back(slot: MemorySlot) -> None:
+    slot.body(1 << 20).fill_(1)
+    later = MemorySlot(slot._file, slot._number)
+    later.free()
+    assert os.fstat(slot._file).st_blocks * 512 < 1 << 16
+    assert later.header() is None and not later.body(1 << 20).any()
+
+
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_a_slot_holds_as_much_as_its_area(slot: MemorySlot, more: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_format, "AREA", HEADER + (1 << 20))
