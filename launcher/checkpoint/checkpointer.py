@@ -13,7 +13,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -298,9 +297,10 @@ class Checkpointer:
         wanted.passed_over += self._peers.on_first(begin)
         while (chosen := self._peers.on_first(choose)) is not None:
             path, manifest, problems = chosen
-            if (loaded := self._from_memory(wanted, manifest.step + 1)) is not None:
+            newest = None if problems else manifest
+            if (loaded := self._from_memory(wanted, manifest.step + 1, newest)) is not None:
                 self._folder.continue_from(manifest)
-                return loaded if problems else replace(loaded, on_disk=manifest)
+                return loaded
             problems = problems or self._damages(path, manifest)
             if not problems:
                 opened = Opened(path, manifest, wanted, self._peers, self._read_timeout)
@@ -326,14 +326,14 @@ class Checkpointer:
             self._peers.on_first(partial(self._require_nothing_lost, wanted))
         return loaded
 
-    def _from_memory(self, wanted: LoadTarget, least: int) -> Loaded | None:
-        # Returns None if there are no sound copies of the step `least` or a later one
+    def _from_memory(self, wanted: LoadTarget, least: int, newest: Manifest | None = None) -> Loaded | None:
+        # Returns None if there are no sound copies of the step `least` or a later one. newest: on disk
         memory, began = self._memory, time.perf_counter()
         if memory is None:
             return None
 
         def fill(source: Source) -> tuple[Opened, Loaded]:
-            opened = InMemory(memory, source, wanted)
+            opened = InMemory(memory, source, wanted, newest)
             problems, loaded = self._fill(opened, wanted)
             if loaded is None:
                 raise CheckpointError("; ".join(problems))

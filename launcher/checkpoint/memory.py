@@ -26,9 +26,9 @@ from launcher.binding import hardware
 from launcher.checkpoint import memory_format
 from launcher.checkpoint.collectives import Peers, one_line
 from launcher.checkpoint.format import MEMORY, CheckpointError, Damaged, Manifest
-from launcher.checkpoint.loading import Contents, LoadTarget, Opened
+from launcher.checkpoint.loading import Contents, Loaded, LoadTarget, Opened
 from launcher.checkpoint.saving import Snapshot, Staging
-from launcher.checkpoint.state import ReplicaTable, bytes_of, is_statistic, local_part, nested, offset_of, size_of
+from launcher.checkpoint.state import ReplicaTable, bytes_of, fill_overlap, is_statistic, local_part, nested, size_of
 from launcher.formatting import log_line
 from launcher.runs import events
 from launcher.runs.directory import Events, current_attempt
@@ -576,10 +576,12 @@ class MemoryCheckpoints:
 class InMemory(Opened):
     """What `MemoryCheckpoints.fetch` has brought, while it is loaded."""
 
-    def __init__(self, memory: MemoryCheckpoints, source: memory_format.Source, wanted: LoadTarget) -> None:
+    def __init__(
+        self, memory: MemoryCheckpoints, source: memory_format.Source, wanted: LoadTarget, newest: Manifest | None
+    ) -> None:  # fmt: skip
         manifest = Manifest(source.step, MEMORY, source.world_size, 0, {}, {}, {}, {})
         super().__init__(Path(f"memory of step {source.step}"), manifest, wanted, memory.group, 0.0)
-        self._memory, self._source = memory, source
+        self._memory, self._source, self._newest = memory, source, newest
         self._index: dict[str, Any] = {}
         self._there: dict[str, Tensor] = {}  # the tensors of the copy in this agent's memory
 
@@ -594,6 +596,9 @@ class InMemory(Opened):
         kinds = {name: (dtype, shape) for name, (_, dtype, _, shape, _) in self._index["where"].items()}
         index = self._index
         self._choose(Contents(index["paths"], index["values"], index["lists"], kinds))
+
+    def loaded(self) -> Loaded:
+        return replace(super().loaded(), on_disk=self._newest)
 
     def read(self) -> list[str]:
         source = self._source
@@ -633,16 +638,3 @@ def restored(step: int, began: float, *, memory: bool, received: int = 0) -> eve
 def _statistics(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     # What differs between ranks although they have the same tensors: each keeps its own as well
     return {name: tensor for name, tensor in tensors.items() if is_statistic(name)}
-
-
-def fill_overlap(target: Tensor, piece: Tensor, offset: tuple[int, ...]) -> int:
-    """Copies what a piece at `offset` of a tensor has of `target`'s local part; returns the number of elements."""
-    local, start = local_part(target), offset_of(target)
-    lows = [max(a, b) for a, b in zip(start, offset, strict=True)]
-    highs = [min(a + n, b + m) for a, n, b, m in zip(start, local.shape, offset, piece.shape, strict=True)]
-    if any(low >= high for low, high in zip(lows, highs, strict=True)):
-        return 0
-    here = tuple(slice(low - a, high - a) for low, high, a in zip(lows, highs, start, strict=True))
-    there = tuple(slice(low - b, high - b) for low, high, b in zip(lows, highs, offset, strict=True))
-    local[here].copy_(piece[there])
-    return int(local[here].numel())

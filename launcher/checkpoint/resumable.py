@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from launcher.checkpoint.checkpointer import Checkpointer, Loaded
-from launcher.checkpoint.format import Misfit, SaveFailed
+from launcher.checkpoint.format import CheckpointError, Misfit, SaveFailed
 from launcher.checkpoint.loading import give, objects_in, stateful
 from launcher.checkpoint.state import found_in, merge
 from launcher.errors import RESUME, ConfigError
@@ -184,9 +184,10 @@ class Resumable:
         self._checkpointer: Checkpointer | None = None
         self._stop: StopFlag | None = None
         self._metrics: tuple[int, dict[str, float]] | None = None  # a number of steps, and the metrics after them
-        # the best value of the metric checkpoint.best in what is published; that of the save which has begun last
+        # the best value of the metric checkpoint.best in what is published; step and value of the save which has begun
+        # last
         self._best: float | None = None
-        self._saving: float | None = None
+        self._saving: tuple[int, float] | None = None
         self._blocked = self._restart = 0.0  # seconds
         self._began = self._last_save = time.monotonic()
         self._saved_step, self._told = 0, False
@@ -251,6 +252,9 @@ class Resumable:
         return loaded.step
 
     def _require_fit(self, loaded: Loaded, wanted: Mapping[str, Any], *, whole: bool) -> None:
+        best, disk = loaded.extra.get("best_saving"), loaded.on_disk
+        if loaded.path is None and best is not None and (disk is None or disk.step < best):
+            raise CheckpointError(f"the best one, of step {best}, was not saved before ranks died")
         changed = [change for change, follows in self._changes(loaded).items() if follows != SAME_BITS]
         if changed and self.run.resume.strict:
             raise Misfit(
@@ -308,7 +312,9 @@ class Resumable:
             if (verdict.save or due) and step != self._saved_step:
                 self._save(step)
             if self._checkpointer.keeps(step):
-                self._checkpointer.keep(step, self._state, **self._own(step))
+                own = self._own(step)
+                own["extra"]["best_saving"] = None if self._saving is None else self._saving[0]
+                self._checkpointer.keep(step, self._state, **own)
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records the metrics of the model after `step` steps. If the metric that checkpoint.best names is better than
@@ -367,13 +373,13 @@ class Resumable:
         assert self._checkpointer is not None
         best, self._saving = self._saving, None
         if self._checkpointer.settle() and best is not None:
-            self._best = best
+            self._best = best[1]
 
     def _save(self, step: int, wait: bool = False, best: float | None = None) -> None:
         assert self._checkpointer is not None
         began = time.monotonic()
         self._settle()
-        self._saving = best
+        self._saving = None if best is None else (step, best)
         self._checkpointer.save(step, self._state, **self._own(step, best), wait=wait)
         self._saved_step, self._last_save = step, time.monotonic()
         self._blocked = max(self._blocked, self._last_save - began)

@@ -252,6 +252,19 @@ def fill_all(targets: Mapping[str, Tensor], wholes: Mapping[str, Tensor]) -> Non
                 target.copy_(wholes[name])
 
 
+def fill_overlap(target: Tensor, piece: Tensor, offset: tuple[int, ...]) -> int:
+    """Copies what a piece at `offset` of a tensor has of `target`'s local part; returns the number of elements."""
+    local, start = local_part(target), offset_of(target)
+    lows = [max(a, b) for a, b in zip(start, offset, strict=True)]
+    highs = [min(a + n, b + m) for a, n, b, m in zip(start, local.shape, offset, piece.shape, strict=True)]
+    if any(low >= high for low, high in zip(lows, highs, strict=True)):
+        return 0
+    here = tuple(slice(low - a, high - a) for low, high, a in zip(lows, highs, start, strict=True))
+    there = tuple(slice(low - b, high - b) for low, high, b in zip(lows, highs, offset, strict=True))
+    local[here].copy_(piece[there])
+    return int(local[here].numel())
+
+
 def bytes_of(tensor: Tensor) -> memoryview:
     """Returns the bytes of a contiguous tensor in CPU memory, to be read and written."""
     size = tensor.nbytes

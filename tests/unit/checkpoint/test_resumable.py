@@ -213,6 +213,38 @@ def test_a_save_that_a_failure_prevented_is_made_after_it(
     end_round(it)
 
 
+@pytest.mark.parametrize(("published", "begun"), [(True, 4), (False, 1)])
+def test_a_best_checkpoint_that_was_not_complete_is_made_again(
+    tmp_path: Path,
+    memory: dict[str, Any],
+    published: bool,
+    begun: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full() -> None:
+        if not published:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setenv("LAUNCHER_ROUND", "0")
+    _, it, _ = restarted(tmp_path, best="loss", best_is="min", **memory | {"background": True})
+    it.evaluated(1, {"loss": 0.5})
+    assert it._checkpointer is not None
+    it._checkpointer.wait()
+    it._checkpointer._writer.fence = full
+    for step in (1, 2, 3, 4):
+        it.boundary(step)
+        if step == 2:
+            it.evaluated(2, {"loss": 0.1})
+    end_round(it)
+    step, it, _ = restarted(tmp_path, best="loss", best_is="min", **memory)
+    assert step == begun
+    assert ("the best one, of step 2, was not saved before ranks died" in capsys.readouterr().out) == (not published)
+    it.evaluated(2, {"loss": 0.1})
+    assert saved(tmp_path) == [1, 2]
+    end_round(it)
+
+
 def test_a_save_that_fails_at_a_stop_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     it, _ = counting(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
