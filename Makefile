@@ -9,8 +9,8 @@ PIP_ARGS ?=
 GPU_CHECK_ARGS ?=
 # `make twins SITES="polaris gadi"`; empty: all.
 SITES ?=
-# More for pytest.
-PYTEST_ARGS ?=
+# More for pytest. The plugin of --reruns takes a seventh of the time of unit tests, even if nothing is run again.
+PYTEST_ARGS ?= -p no:rerunfailures
 # `make test-torch`: each of these in an environment of its own. The oldest torch has no wheels for Python 3.13, so the
 # two ends of both are tested where there are such Pythons. `make clean` forgets which torch was the newest.
 TORCH_OLDEST ?= torch==2.4.0
