@@ -316,6 +316,11 @@ class Resumable:
                 own["extra"]["best_saving"] = None if self._saving is None else self._saving[0]
                 self._checkpointer.keep(step, self._state, **own)
 
+    def staged(self) -> None:
+        """Waits until the state may change. Call it before anything but an optimizer of torch.optim changes tensors."""
+        if self._checkpointer is not None:
+            self._checkpointer.staged()
+
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records the metrics of the model after `step` steps. If the metric that checkpoint.best names is better than
         ever before, saves a checkpoint. All ranks must call it with equal metrics. Raises ConfigError without it.

@@ -65,21 +65,23 @@ class Staging:
         still: nothing changes the tensors until they are written: those contiguous in CPU memory are not copied.
         """
         copied = {name: tensor for name, tensor in tensors.items() if _is_plain(tensor)} if still else {}
-        total = 0
+        tensors, total = dict(tensors), 0
         for name, tensor in tensors.items():
             size = local_part(tensor).nbytes
             if name not in copied and size <= AT_ONCE and total + size <= AT_ONCE_ALL:
                 total += size
-                copied[name] = self.copy(name, tensor)
+                if _streams_of(local_part(tensor).device) is None:
+                    copied[name] = self.copy(name, tensor)
+                else:  # on the device, so that nothing waits for what is queued there
+                    here = local_part(tensor).clone()
+                    tensors[name] = with_local(here, tensor) if isinstance(tensor, DTensor) else here
         ready = {}
         for device in {local_part(tensor).device for tensor in tensors.values()}:
             if (module := _streams_of(device)) is not None:
                 with module.device(device):
                     ready[device] = module.Event()
                     ready[device].record(module.current_stream(device))
-        for event in ready.values():
-            event.synchronize()  # so that the small tensors may change
-        return Copying(self, dict(tensors), copied, ready)
+        return Copying(self, tensors, copied, ready)
 
     def copy(self, name: str, tensor: Tensor) -> Tensor:
         """Returns a copy of a tensor, or of a DTensor's shard, in a buffer; from a GPU it may still be running."""
@@ -100,9 +102,14 @@ class Staging:
 @dataclass
 class Copying:
     staging: Staging  # owner of the buffers
-    tensors: dict[str, Tensor]  # the tensors to copy, by name
+    tensors: dict[str, Tensor]  # the tensors to copy, by name; of the small ones on a device, copies there
     copied: dict[str, Tensor]  # copies that are complete, by name
     ready: dict[torch.device, Any]  # for each device the event after which its tensors have the values to save
+
+    def wait(self) -> None:
+        """Waits until the tensors have the values to save."""
+        for event in self.ready.values():
+            event.synchronize()
 
     def finish(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Completes the copies of the tensors with these names; then training may change all. Called once."""
@@ -306,7 +313,8 @@ class Writer:
         try:
             table, sums = None, dict[int, int]()
             if save.compare and self.peers.many:
-                table = state.ReplicaTable.of(content.tensors, copying.copied)
+                copying.wait()
+                table = state.ReplicaTable.of(copying.tensors, copying.copied)
                 sums = table.differences(self.peers.rank, self.peers.world_size)
             small = not content.sharded and content.size <= SMALL
             small = small and self.peers.world_size * size_of(save.rank_state) <= SMALL

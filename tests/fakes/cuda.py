@@ -115,6 +115,11 @@ class Tensor(torch.Tensor):
         if func is torch.ops.aten.copy_.default and isinstance(args[1], Tensor):
             args[1].cuda_.copy(args[0], args[1], blocks=not (len(args) > 2 and args[2]))
             return args[0]
+        if func is torch.ops.aten.clone.default:
+            made = Tensor(torch.zeros_like(args[0].data_), args[0].device.index, args[0].cuda_)
+            source = args[0].data_
+            made.cuda_.current_stream(made.device).put(lambda: made.data_.copy_(source))
+            return made
         raise NotImplementedError(f"{func}: not made for this fake")
 
 

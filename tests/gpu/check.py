@@ -245,6 +245,14 @@ def killed_while_full(machine: Machine) -> str:
     return f"{metrics['held'] / GB:.1f} GB held again"
 
 
+def killed_under_a_queue(machine: Machine) -> str:
+    """kill -9 of a rank with queued kernels and a copy in memory on its way: the next round has a copy, bitwise."""
+    metrics, _ = machine.run(*entry("is_killed_under_a_queue"), "checkpoint.memory=1", *machine.asks)
+    found = metrics.get("round"), metrics.get("memory"), metrics.get("wrong")
+    require(found == (1, True, 0) and metrics["begun"] >= 3, f"it came back as {metrics}")
+    return f"continued after step {metrics['begun']} of 5"
+
+
 def kernel_that_never_ends(machine: Machine) -> str:
     """A rank whose kernel does not end is found by launch.hang_timeout, ended, and started again on the same GPU."""
     metrics, _ = machine.run(*entry("has_a_kernel_that_never_ends"), "launch.hang_timeout=10", *machine.asks)
@@ -333,6 +341,7 @@ CHECKS = (
     Check("fsdp_lm bf16 resumed", fsdp_resumed, 900),
     Check("staging under a queue", staging_under_a_queue, 300),
     Check("kill -9 while full", killed_while_full, 300),
+    Check("kill -9 under a queue", killed_under_a_queue, 300),
     Check("kernel that never ends", kernel_that_never_ends, 300),
     Check("SIGTERM with a large state", sigterm_with_a_large_state, 900),
     Check("flight recorder", recorder_answers, 120),

@@ -58,6 +58,29 @@ def is_killed_while_full(config: Any, env: Any) -> dict[str, Any]:
     return {"round": round_number, "held": held.numel()}
 
 
+def is_killed_under_a_queue(config: Any, env: Any) -> dict[str, Any]:
+    """Copies its state into memory while kernels are queued, and is killed; what comes back must be bitwise whole."""
+    round_number, saves = int(os.environ["LAUNCHER_ROUND"]), _checkpointer(env, "queue", memory=1)
+    state = {"large": torch.zeros(FLOATS, device=env.device), "small": torch.zeros(3, device=env.device)}
+    loaded = saves.load(state)
+    begun = 0 if loaded is None else loaded.step
+    wrong = sum(int((tensor != begun).sum()) for tensor in state.values())
+    for step in range(begun + 1, 9):
+        _step(step, env)
+        saves.staged()
+        if env.device.type == "cuda":
+            torch.cuda._sleep(CYCLES // 4)
+        for tensor in state.values():
+            tensor += 1
+        saves.keep(step, state)
+        state["small"] += 0  # it may change at once
+        if step == 5 and round_number == 0 and env.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    saves.close()
+    memory = loaded is not None and loaded.path is None
+    return {"round": round_number, "begun": begun, "memory": memory, "wrong": _sum(wrong, env)}
+
+
 def has_a_kernel_that_never_ends(config: Any, env: Any) -> dict[str, Any]:
     """The last rank waits for a kernel that does not end, and so do the others; started again it has none."""
     round_number = int(os.environ["LAUNCHER_ROUND"])
@@ -94,12 +117,13 @@ def keeps_a_large_state(config: Any, env: Any) -> dict[str, Any]:
     return {"begun": begun, "wrong": wrong}
 
 
-def _checkpointer(env: Any, what: str) -> Checkpointer:
+def _checkpointer(env: Any, what: str, memory: int = 0) -> Checkpointer:
     run = settings()
     assert run.checkpoint_dir is not None
     return Checkpointer(
-        run.checkpoint_dir, env, identity={"what": what}, keep=1, attempt=run.attempt, fence=lease_and_locks.require
-    )
+        run.checkpoint_dir, env, identity={"what": what}, keep=1, attempt=run.attempt, fence=lease_and_locks.require,
+        memory=memory,
+    )  # fmt: skip
 
 
 def _step(step: int, env: Any) -> None:

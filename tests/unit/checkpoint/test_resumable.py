@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from launcher.checkpoint.resumable import (
     save_interval,
     seed_generators,
 )
+from launcher.checkpoint.saving import Copying
 from launcher.errors import ConfigError
 from launcher.worker import exit_report, heartbeat
 from launcher.worker.heartbeat import Pulse
@@ -173,6 +175,24 @@ def restarted(folder: Path, **run: Any) -> tuple[int, Resumable, torch.Tensor]:
 def end_round(it: Resumable) -> None:
     assert it._checkpointer is not None
     it._checkpointer.close()  # waits for the copies
+
+
+def test_who_changes_tensors_without_an_optimizer_can_wait_for_their_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, finish = threading.Event(), Copying.finish
+    monkeypatch.setattr(Copying, "finish", lambda *of: (go.wait(10), finish(*of))[1])
+    number = torch.zeros(1 << 19)  # of 2 MiB
+    it = Resumable({"number": number}, env=env_of(), run=run_settings(checkpoint_dir=tmp_path, every_steps=1))
+    it.boundary(1)
+    threading.Timer(0.2, go.set).start()
+    it.staged()
+    number += 1
+    it.close()
+    it = Resumable({"number": number}, env=env_of(), run=run_settings(checkpoint_dir=tmp_path))
+    assert it.load() == 1
+    it.close()
+    assert not number.any()
 
 
 def test_what_only_memory_had_is_saved_when_it_would_have_been_without_the_failure(

@@ -67,6 +67,7 @@ def test_small_tensors_may_change_as_soon_as_the_save_returns(fake: FakeCuda) ->
     fake.kernel(small, 5.0)
     copying = Staging().start({"small": small})
     fake.kernel(small, -1.0)
+    assert fake.current_stream(1).done == 0  # the training does not wait for what it has queued
     fake.synchronize(1)
     assert in_thread(lambda: copying.finish(["small"]))["small"].tolist() == [5.0] * 3
 
