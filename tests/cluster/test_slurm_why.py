@@ -60,10 +60,10 @@ def test_a_run_that_waits_says_why_and_what_would_start_sooner(launcher: Launche
     assert why(launcher)["do"] == f"`scontrol release {job}` lets it go on"
 
     # Its nodes are drained, and its partition's limit is lowered.
-    slurm.run("scontrol", "release", job)
-    slurm.run("scancel", other.strip())
-    slurm.run("scontrol", "update", "nodename=node4", "state=drain", "reason=bad GPU 2")
+    slurm.run("scontrol", "update", "nodename=node4", "state=drain", "reason=bad GPU 2")  # else the job might start
     try:
+        slurm.run("scontrol", "release", job)
+        slurm.run("scancel", other.strip())
         until(lambda: "DRAINED" in reason() or "NotAvail" in reason(), "Slurm tells of the node", details=reason)
         found = why(launcher)
         assert any("node4" in text and "drain" in text and "bad GPU 2" in text for text in found["nodes"])
