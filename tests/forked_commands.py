@@ -95,12 +95,13 @@ def _compose() -> None:
     # What most tests choose, so that the forks find it composed
     from hydra.core.hydra_config import HydraConfig
 
-    from launcher.config import compose
+    from launcher.config import compose, scheduler_table
 
     with compose.registered(lambda: 0):
         for cluster, workload in itertools.product(("local", "slurm", "pbs", "sge"), ("collective", "program")):
             compose.by_hydra([f"cluster={cluster}", f"workload={workload}"])
     HydraConfig.instance().cfg = None
+    scheduler_table.entry_points_of.cache_clear()  # a command may have another PYTHONPATH
 
 
 def _look_often() -> None:
