@@ -291,7 +291,7 @@ class _Agent:
         # When it ends: the next one wants to know, and the job may die
         restored = None
         with contextlib.suppress(errors.RunError, OSError):
-            seen = list(event_files.read(self._attempt.events_file("checkpoint"), retry_seconds=0))
+            seen = list(event_files.read(self._attempt.events_file("restored"), retry_seconds=0))
             restored = last(seen, Restored)
         absorbed = restored is not None and restored.memory and restored.time >= self._began
         self._count(failed, self._members * (time.time() - self._began), absorbed=absorbed)

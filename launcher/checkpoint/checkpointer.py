@@ -25,7 +25,7 @@ from launcher.checkpoint.collectives import Peers, SavesFail, one_line
 from launcher.checkpoint.folder import CheckpointFolder, Retention
 from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfit, SaveFailed
 from launcher.checkpoint.loading import Loaded, LoadTarget, Opened, refuse
-from launcher.checkpoint.memory import InMemory, MemoryCheckpoints, restored
+from launcher.checkpoint.memory import InMemory, MemoryCheckpoints, report_restored
 from launcher.checkpoint.memory_format import Source
 from launcher.checkpoint.saving import Final, Save, Staging, Writer
 from launcher.checkpoint.state import facts, merge, step_number
@@ -313,7 +313,7 @@ class Checkpointer:
                     self._folder.continue_from(manifest)
                     if self._memory is not None:
                         self._memory.keep_only(None)
-                    self._events(restored(loaded.step, began, memory=False))
+                    report_restored(self._peers.rank, loaded.step, began, memory=False)
                     return loaded
                 if self._verify and manifest.torch != torch.__version__:
                     raise Misfit(
@@ -343,7 +343,7 @@ class Checkpointer:
             return None
         source, (opened, loaded) = found
         self._peers.on_all(opened.restore)
-        self._events(restored(loaded.step, began, memory=True, received=source.moved))
+        report_restored(self._peers.rank, loaded.step, began, memory=True, received=source.moved)
         return loaded
 
     def _fill(self, opened: Opened, wanted: LoadTarget) -> tuple[list[str], Loaded | None]:

@@ -539,7 +539,7 @@ class MemoryCheckpoints:
 
     def report_restored(self, kept: Kept, began: float) -> None:
         """Records that the ranks continue from what `newest` has returned; began: by perf_counter()."""
-        self._events(restored(kept.step, began, memory=True, received=kept.received))
+        report_restored(self._env.rank, kept.step, began, memory=True, received=kept.received)
 
     def report(self, problems: Sequence[str], step: int | None = None) -> None:
         """Logs and records on rank 0 why copies are not used."""
@@ -627,12 +627,13 @@ class InMemory(Opened):
         return [f"{name} is incomplete" for name, count in left.items() if count]
 
 
-def restored(step: int, began: float, *, memory: bool, received: int = 0) -> events.Restored:
-    """Returns the event of a training that continues after `step`; began: when its loading did, by perf_counter()."""
+def report_restored(rank: int, step: int, began: float, *, memory: bool, received: int = 0) -> None:
+    """Records on rank 0 that a training continues after `step`; began: when its loading did, by perf_counter()."""
     seconds = round(time.perf_counter() - began, 4)
-    return events.Restored(
+    # In a file of its own, which is read whole: of the file that has each save only the ends are
+    Events(current_attempt() if rank == 0 else None, "restored")(events.Restored(
         step=step, memory=memory, redone=exit_report.redone(step), seconds=seconds, received=received
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def _statistics(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ from launcher.agent.rank_progress import GPU_SECONDS, GpuWatch
 from launcher.binding.hardware import Gpu, Nic
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.format import CheckpointError
-from launcher.checkpoint.memory import restored
+from launcher.checkpoint.memory import report_restored
 from launcher.errors import NO_RETRY
 from launcher.failures.codes import (
     FaultCode,
@@ -245,7 +245,7 @@ def test_checkpoints(environment: directory.Attempt, tmp_path: Path, monkeypatch
     with pytest.raises(CheckpointError):
         other.close()
     monkeypatch.setenv(exit_report.REACHED, "4")
-    other._events(restored(3, 0.0, memory=True, received=2))
+    report_restored(0, 3, 0.0, memory=True, received=2)
     frozen("checkpoints", tmp_path)
 
 

@@ -246,7 +246,7 @@ def test_each_round_counts_when_it_ends_so_that_the_next_one_knows(
     def supervise() -> Any:
         seen.append(sum(line["failures"] for line in counted))
         if len(seen) == 2:
-            directory.Events(directory.Attempt(directory.Run(tmp_path), 0), "checkpoint")(Restored(step=5, memory=True))
+            directory.Events(directory.Attempt(directory.Run(tmp_path), 0), "restored")(Restored(step=5, memory=True))
         now[0] += 100.0
         outcome = outcomes.pop(0)
         if isinstance(outcome, AttemptFailed):

@@ -15,6 +15,8 @@ from torch import nn
 from launcher import Env
 from launcher.checkpoint import Checkpointer, merge, saving
 from launcher.checkpoint.format import CheckpointError, Misfit
+from launcher.runs.directory import Attempt, Events, Run
+from launcher.runs.events import Restored, every
 from tests.launch import ROOT
 
 # torch 2.4 has no `no_dist`, and newer ones warn without it.
@@ -234,6 +236,22 @@ def test_an_object_gets_its_tensors_in_whatever_shape_they_were(make: Make) -> N
     make().save(1, {"loader": loader}, wait=True)
     assert make().load({"loader": fresh}) is not None
     assert same(fresh.shadow, loader.shadow)
+
+
+def test_each_state_that_a_run_continued_from_is_known_whatever_it_saved_since(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAUNCHER_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("LAUNCHER_ATTEMPT", "0")
+    attempt = Attempt(Run(tmp_path), 0)
+    attempt.events_file("checkpoint").parent.mkdir(parents=True)
+    checkpointer, state = make(), {"weight": torch.zeros(1)}
+    for step in range(1, 4):
+        checkpointer.save(step, state, wait=True)
+        checkpointer.load(state)
+    checkpointer.save(4, state, wait=True)
+    Events(attempt, "checkpoint")(Restored(step=9))  # as the version before has written it
+    assert [each.step for each in every(attempt.latest_events(), Restored)] == [1, 2, 3, 9]
 
 
 # -- what is not restored is refused
