@@ -36,8 +36,9 @@ from launcher.plan.plan import NIC, JobPlan
 from launcher.rendezvous import store
 from launcher.rendezvous.rounds import LeaderLost, Member, Placement, Rendezvous, RendezvousError, placements
 from launcher.runs import directory, event_files, health, history, user_checkpoints
+from launcher.runs import events as kinds
 from launcher.runs.directory import Events, current_attempt
-from launcher.runs.events import Accused, Bound, Ended, Fault, Finished, Met, Place, Resized, Restored, last
+from launcher.runs.events import Accused, Bound, Fault, Finished, Met, Place, Resized, last
 from launcher.schedulers import topology
 from launcher.worker import debugger, devices, exit_report, hangs
 from launcher.worker.devices import OWN_CORES, torch_build
@@ -289,25 +290,33 @@ class _Agent:
 
     def _count_round(self, failed: bool) -> None:
         # When it ends: the next one wants to know, and the job may die
-        restored = None
+        seen: list[dict[str, Any]] = []
         with contextlib.suppress(errors.RunError, OSError):
-            seen = list(event_files.read(self._attempt.events_file("restored"), retry_seconds=0))
-            restored = last(seen, Restored)
-        absorbed = restored is not None and restored.memory and restored.time >= self._began
-        self._count(failed, self._members * (time.time() - self._began), absorbed=absorbed)
+            seen += event_files.read(self._attempt.events_file("restored"), retry_seconds=0)
+        self._count(failed, self._members, self._began, time.time(), seen)
 
     def _count_death(self) -> None:
-        # Of the whole job of the attempt before: nobody was left to count it
+        # Of the whole job of the attempt before: nobody was left to count it. The others wait for this agent's
+        # heartbeats, and a job may have thousands of event files: a few are read, once
+        file = directory.Attempt(self._attempt.run, self._attempt.number - 1).events_file
         with contextlib.suppress(errors.RunError, OSError):
-            seen = directory.Attempt(self._attempt.run, self._attempt.number - 1).latest_events()
+            seen = [
+                event for writer in ("script", "spawn", "stop", "node-0", "restored")
+                for event in event_files.read(file(writer), retry_seconds=0, without=Bound)
+            ]  # fmt: skip
             met = last(seen, Met)
-            if met is not None and last(seen, Ended) is None:
-                self._count(True, met.members * (seen[-1]["time"] - met.time))
+            # A job that was preempted or cancelled is killed soon, maybe before its end is recorded
+            if met is not None and not any(last(seen, kind) for kind in (kinds.Ended, kinds.Stop, kinds.StopRequested)):
+                steps = event_files.first_and_last(file("rank-0"), retry_seconds=0)
+                self._count(True, met.members, met.time, max(each["time"] for each in (*seen, *steps)), seen)
 
-    def _count(self, failed: bool, agent_seconds: float, *, absorbed: bool = False) -> None:
+    def _count(self, failed: bool, agents: int, began: float, ended: float, seen: Sequence[dict[str, Any]]) -> None:
+        # seen: what the attempt's rounds have continued from
+        restored = last(seen, kinds.Restored)
+        absorbed = restored is not None and restored.memory and restored.time >= began
         history.add_failures(
-            self._attempt.run.path, self._plan.cluster.name, int(failed), agent_seconds / self._plan.tasks_per_node,
-            absorbed=int(absorbed),
+            self._attempt.run.path, self._plan.cluster.name, int(failed),
+            agents * (ended - began) / self._plan.tasks_per_node, absorbed=int(absorbed),
         )  # fmt: skip
 
     def _continued_by_others(self, number: int, *, wait: bool) -> bool:

@@ -105,13 +105,13 @@ def read_ends(path: str) -> list[dict[str, Any]]:
     return _ends(path, _SERIES)
 
 
-def first_and_last(path: Path | str) -> list[dict[str, Any]]:
+def first_and_last(path: Path | str, *, retry_seconds: float | None = None) -> list[dict[str, Any]]:
     """Returns the first and last valid event of a file: twice the same one if there is one; an empty list if none."""
-    found = _ends(path, ())
+    found = _ends(path, (), retry_seconds)
     return [found[0], found[-1]] if found else []
 
 
-def _ends(path: Path | str, series: Sequence[bytes]) -> list[dict[str, Any]]:
+def _ends(path: Path | str, series: Sequence[bytes], retry_seconds: float | None = None) -> list[dict[str, Any]]:
     def found() -> list[dict[str, Any]]:
         with safe_io.open_regular(path) as file:
             size, most = os.fstat(file.fileno()).st_size, 2 * (size_limits.EVENT_BYTES + 1)
@@ -136,7 +136,7 @@ def _ends(path: Path | str, series: Sequence[bytes]) -> list[dict[str, Any]]:
                     return first + last[::-1]
                 length = min(8 * length, most)
 
-    return unwrap(retry_read(found, path)) or []
+    return unwrap(retry_read(found, path, retry_seconds=retry_seconds)) or []
 
 
 def _pieces(path: Path | str) -> list[bytes]:

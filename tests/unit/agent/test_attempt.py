@@ -23,11 +23,11 @@ from launcher.agent.policy import AttemptFailed, Done, History, NextRound
 from launcher.agent.preflight import PreflightVerdict
 from launcher.agent.workers import StartError
 from launcher.errors import RunError, UnavailableError
-from launcher.failures.codes import FaultCode, PreflightThen
+from launcher.failures.codes import FaultCode, PreflightThen, StopReason
 from launcher.rendezvous.rounds import LeaderLost, Member, Placement, Rendezvous, RendezvousError
-from launcher.runs import directory
+from launcher.runs import directory, event_files
 from launcher.runs.event_files import read
-from launcher.runs.events import Accused, Ended, Fault, Met, Progress, Restored, every
+from launcher.runs.events import Accused, Ended, Event, Fault, Met, Progress, Restored, Stop, StopRequested, every
 from launcher.worker import exit_report
 from tests.unit.binding.test_masks import flat
 from tests.unit.plans import bare_plan
@@ -264,23 +264,66 @@ def test_each_round_counts_when_it_ends_so_that_the_next_one_knows(
     ]
 
 
-@pytest.mark.parametrize(("recorded", "failures"), [(False, 1), (True, 0)])
-def test_the_death_of_a_whole_job_is_counted_by_the_next_attempt(
-    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[dict[str, int]], recorded: bool,
-    failures: int,
-) -> None:  # fmt: skip
+BEFORE = Met(port=1, members=3, ranks=3, interface=None, source="x", time=1000.0)
+
+
+@pytest.fixture
+def died(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> directory.Attempt:
+    """The attempt before this one, of which the whole job has died."""
     before, this = (directory.Attempt(directory.Run(tmp_path), number) for number in (0, 1))
-    directory.Events(before, "node-0")(Met(port=1, members=3, ranks=3, interface=None, source="x", time=1000.0))
+    directory.Events(before, "node-0")(BEFORE)
     directory.Events(before, "rank-0")(Progress(step=7, total=9, time=1100.0))
-    if recorded:
-        directory.Events(before, "script")(Ended(code=75))
     for folder in (this.logs, this.events_file("x").parent):
         folder.mkdir(parents=True)
     monkeypatch.setattr(module, "current_attempt", lambda: this)
+    return before
+
+
+REQUEST = StopRequested(signal="SIGTERM", host="node0")
+
+
+@pytest.mark.parametrize(
+    ("writer", "event", "failures", "absorbed"),
+    [
+        ("node-1", BEFORE, 1, 0),
+        ("script", Ended(code=75), 0, 0),
+        ("stop", Stop(reason=StopReason.SIGNAL), 0, 0),  # preempted, or cancelled, and killed before it had ended
+        ("script", REQUEST, 0, 0),
+        ("spawn", REQUEST, 0, 0),
+        ("restored", Restored(step=5, memory=True, time=1050.0), 1, 1),  # its round has not lived to count it
+        ("restored", Restored(step=5, memory=True, time=950.0), 1, 0),  # a round before the last has
+        ("restored", Restored(step=5, time=1050.0), 1, 0),
+    ],
+)
+def test_the_death_of_a_whole_job_is_counted_by_the_next_attempt(
+    died: directory.Attempt, tmp_path: Path, counted: list[dict[str, int]], writer: str, event: Event, failures: int,
+    absorbed: int,
+) -> None:  # fmt: skip
+    directory.Events(died, writer)(event)
     assert ended(tmp_path) == {"loss": 1}
     assert [line for line in counted if line["failures"]] == [
-        {"failures": 1, "absorbed": 0, "seconds": 300.0}
+        {"failures": 1, "absorbed": absorbed, "seconds": 300.0}
     ] * failures
+
+
+def test_the_others_do_not_wait_while_the_leader_counts(
+    died: directory.Attempt, tmp_path: Path, counted: list[dict[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(1, 50):
+        directory.Events(died, f"node-{number}")(BEFORE)
+    reads: list[float | None] = []
+    retry_read = event_files.retry_read
+
+    def noted(call: Callable[[], Any], path: Any, *, retry_seconds: float | None = None) -> Any:
+        if died.path in Path(path).parents:
+            reads.append(retry_seconds)
+        return retry_read(call, path, retry_seconds=retry_seconds)
+
+    monkeypatch.setattr(event_files, "retry_read", noted)
+    ended(tmp_path)
+    assert counted[0]["failures"] == 1
+    assert set(reads) == {0}
+    assert len(reads) < 10
 
 
 # -- rounds
