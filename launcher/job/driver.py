@@ -60,8 +60,8 @@ class Failed(Struct):
 
     def exit_code(self) -> int:
         """Returns RESUME if the path is there now, or nobody can tell whether it is; else NO_RETRY."""
-        found = exists(self.path)
-        later = found.is_transient if isinstance(found, Unavailable) else found == Ok(True)
+        found = exists(self.path) if self.what == "folder" else read_text(self.path)
+        later = found.is_transient if isinstance(found, Unavailable) else found not in (Ok(False), Ok(None))
         return RESUME if later else NO_RETRY
 
 
@@ -227,12 +227,14 @@ class Job:
 
         Raises UnavailableError, RunError: the run directory cannot be used; nothing was recorded.
         """
-        begun = self._begin()
+        begun, since = self._begin(), time.monotonic()
         try:
             return self._run(begun)
         except (RunError, OSError) as error:
             code = refuse(error)
-            if code != RESUME or (self._failed is not None and self._job.here):  # a job here does its set-up once
+            # What is refused at once would be refused 100 times in a row. A job here does its set-up once.
+            again = not self._job.here if self._failed else time.monotonic() - since >= retried_reads.IN_A_JOB
+            if code != RESUME or not again:
                 self._ended(code)
             return self._end(RESUME, Stop(reason=StopReason.UNREADABLE, error=str(error)))
 

@@ -46,6 +46,7 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> FileServer:
     found = FileServer(monkeypatch)
+    monkeypatch.setattr(driver, "time", retried_reads.time)
     Clock(monkeypatch, lease_and_locks)
     return found
 
@@ -155,14 +156,16 @@ def test_a_mark_that_is_hard_to_read_is_heeded(
 
 
 @pytest.mark.parametrize("mark", ["cancelled", "stop"])
+@pytest.mark.parametrize(("number", "continues"), [(errno.EIO, True), (errno.EACCES, False)])
 def test_a_run_of_which_nobody_can_tell_whether_it_was_cancelled_does_not_begin(
-    sandbox: Sandbox, server: FileServer, mark: str
+    sandbox: Sandbox, server: FileServer, mark: str, number: int, continues: bool
 ) -> None:
-    sandbox.python.write_text("#!/bin/bash\nexit 75\n")
-    server.fail(f"run-1/{mark}")
+    sandbox.python.write_text('#!/bin/bash\necho >"$SANDBOX/asked"\nexit 75\n')
+    server.fail(f"run-1/{mark}", number=number)
     outcome = drive(sandbox)
     server.recover()
     assert (outcome.code, outcome.started, ended(outcome)) == (75, False, [75])
+    assert (sandbox.folder / "asked").exists() == continues  # what is refused at once would be so at the next attempt
 
 
 @pytest.mark.parametrize("mark", ["over", "cancelled"])
