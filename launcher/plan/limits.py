@@ -84,7 +84,9 @@ def crowded(plan: JobPlan) -> tuple[str, ...]:
 def check_gpus(plan: JobPlan, environ: Mapping[str, str]) -> None:
     """Raises ConfigError if a run on this machine asks for more GPUs than its ranks would see."""
     asked = plan.gpus_per_node if plan.workload.device != Device.cpu.value else 0
-    if asked and (seen := masks.visible_here(environ)) is not None and seen < asked:
+    theirs = {**environ, **plan.cluster.environment}  # None: it is unset
+    given = {name: value for name, value in theirs.items() if value is not None}
+    if asked and (seen := masks.visible_here(given)) is not None and seen < asked:
         fix = f"use gpus_per_node={seen}" if seen else "leave it out, to compute on the CPU"
         raise ConfigError(
             f"gpus_per_node={asked}: this machine has {plural(seen, 'GPU')} that this shell may use: {fix}, or submit "

@@ -188,3 +188,12 @@ def test_more_gpus_than_this_machine_has_are_refused(
     with pytest.raises(ConfigError) if words else contextlib.nullcontext() as refused:
         check_gpus(plan, mask)
     assert refused is None or str(refused.value).startswith(words)
+
+
+@pytest.mark.parametrize("mask", ["0,1", None])
+def test_gpus_are_counted_as_the_profile_shows_them_to_ranks(mask: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "read", lambda environ: Node(gpus=TWO))
+    monkeypatch.setattr(hardware, "device_files", lambda: ["/dev/nvidia0"])
+    environment = {"CUDA_VISIBLE_DEVICES": mask}
+    plan = plan_of(cluster={"scheduler": "local", "environment": environment}, gpus_per_node=2)
+    check_gpus(plan, {"CUDA_VISIBLE_DEVICES": "0"})
