@@ -23,6 +23,7 @@ INTEL, DISPLAY = "0x8086", "0x0380"  # vendor and class of Intel's data-centre G
 ALIKE = "PCI_BUS_ID"  # value of CUDA_DEVICE_ORDER: device numbers follow the bus even if models differ
 
 
+NVIDIA_GPUS, NVIDIA_SLICES = "/proc/driver/nvidia/gpus", "/proc/driver/nvidia/capabilities"
 DEVICE_FILES = ("nvidia[0-9]*", "kfd", "dri/renderD*", "dxg")  # in /dev, of accelerators
 
 
@@ -108,6 +109,13 @@ def read(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Nod
 
 def device_files() -> list[Path]:
     return [path for pattern in DEVICE_FILES for path in Path("/dev").glob(pattern)]
+
+
+def is_uncounted(node: Node) -> bool:
+    """Returns whether a process without a mask may see more accelerators than `read` has found on this machine."""
+    # A driver makes its files at the first use, or shows its devices nowhere else; slices of MIG are devices, too.
+    found = bool(node.gpus) or not (device_files() or any(Path(NVIDIA_GPUS).glob("*")))
+    return not found or any(Path(NVIDIA_SLICES).glob("gpu*/mig/gi*"))
 
 
 class _Files:
@@ -221,9 +229,8 @@ def _distances(files: _Files) -> dict[tuple[int, int], int]:
 
 def _nvidia(files: _Files) -> list[Gpu]:
     found = []
-    folder = "/proc/driver/nvidia/gpus"
-    for address in sorted(files.names(folder), key=_place):
-        lines = files.text(f"{folder}/{address}/information").splitlines()
+    for address in sorted(files.names(NVIDIA_GPUS), key=_place):
+        lines = files.text(f"{NVIDIA_GPUS}/{address}/information").splitlines()
         about = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         minor = about.get("Device Minor", "")
         if files.may_open(f"/dev/nvidia{minor}"):

@@ -293,6 +293,7 @@ MASKS = {
     "amd": ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
     "intel": ("ZE_AFFINITY_MASK",),
 }
+NAMES = frozenset(name for names in MASKS.values() for name in names)
 NO_DEVICES = ("", "-1", "NoDevFiles")  # entries after which none counts; the last one is Slurm's
 
 
@@ -346,7 +347,7 @@ def visible_gpus(node: Node, environ: Mapping[str, str], parent: Parent = lambda
 def visible_here(environ: Mapping[str, str]) -> int | None:
     """Returns how many accelerators of this machine a process with this environment sees; None: that is not known."""
     node = hardware.read(environ=environ)
-    if not node.gpus and hardware.device_files():  # of a driver that shows its devices nowhere else
+    if hardware.is_uncounted(node) and not (node.gpus and NAMES & environ.keys()):
         return None
     try:
         return len(visible_gpus(node, environ, hardware.parent_of_slice))

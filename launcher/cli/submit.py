@@ -257,11 +257,11 @@ def conclude(ready: Ready, output: Stream | None = None) -> int:
     prepared, wait = ready.prepared, ready.composed.config.wait
     if not prepared.plan.queued and wait is not False:  # the run belongs to this terminal from its start
         run = Run(Path(prepared.plan.run_dir))
-        if sys.stderr is not None and sys.stderr.isatty():
-            print_notice(f"{run.id} starts on this machine: torch takes some seconds to load")
 
         def start() -> None:
-            if ready.submit().again:
+            if not (again := ready.submit().again) and sys.stderr is not None and sys.stderr.isatty():
+                print_notice(f"{run.id} starts: torch takes some seconds to load")
+            if again:
                 print(
                     f"note: {run.id} was submitted before, and is not started again: this is what it printed. "
                     f"`{program()} resume {run.id}` continues it; with another run_id it begins anew", file=sys.stderr,

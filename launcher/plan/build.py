@@ -58,6 +58,7 @@ def command(program: str, overrides: Sequence[str]) -> str:
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+OUR_CODE = "workloads."  # with which entries that are not the user's begin
 EXPECTED = ("net", "plugin", "provider")  # keys of cluster.expects, compared with what NCCL reports
 LONGEST_CHAIN = 50  # most jobs that one command submits with resume.how=chain
 
@@ -296,7 +297,8 @@ def _debug_ranks(debug: schema.Debug, world_size: int) -> tuple[int, ...]:
 
 def refuse_unusable(prefix: str, section: Any) -> None:
     """Raises ConfigError for an empty text and for a number out of range in a section (`prefix`: `sweep.`)."""
-    forms = _forms(section.__class__)
+    # Code of the user's own may give the keys of a training another meaning.
+    forms = {} if not getattr(section, "entry", OUR_CODE).startswith(OUR_CODE) else _forms(section.__class__)
     for each in dataclasses.fields(section):
         key, value = f"{prefix}{each.name}", getattr(section, each.name)
         if dataclasses.is_dataclass(value):
@@ -305,7 +307,7 @@ def refuse_unusable(prefix: str, section: Any) -> None:
             form = forms.get(each.name)
             least = 1 if form is Form.natural else 0
             if not (0 < value < math.inf if form is Form.positive else value >= least):  # nan is refused too
-                most = "above 0" if form is Form.positive else f"{least} or more"
+                most = "a finite number above 0" if form is Form.positive else f"{least} or more"
                 raise ConfigError(f"{key}={value:g}: it must be {most}", key=key)
             if isinstance(value, int) and value >= size_limits.FIELD_INTEGERS:
                 raise ConfigError(f"{key}={value}: it is too large", key=key)

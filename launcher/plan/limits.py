@@ -84,13 +84,14 @@ def crowded(plan: JobPlan) -> tuple[str, ...]:
 def check_gpus(plan: JobPlan, environ: Mapping[str, str]) -> None:
     """Raises ConfigError if a run on this machine asks for more GPUs than its ranks would see."""
     asked = plan.gpus_per_node if plan.workload.device != Device.cpu.value else 0
-    theirs = {**environ, **plan.cluster.environment}  # None: it is unset
-    given = {name: value for name, value in theirs.items() if value is not None}
+    setup = plan.cluster.setup or plan.env.modules or plan.env.setup  # which may set other masks
+    changed = {**environ, **plan.cluster.environment, **(dict.fromkeys(masks.NAMES) if setup else {})}
+    given = {name: value for name, value in changed.items() if value is not None}
     if asked and (seen := masks.visible_here(given)) is not None and seen < asked:
         fix = f"use gpus_per_node={seen}" if seen else "leave it out, to compute on the CPU"
         raise ConfigError(
             f"gpus_per_node={asked}: this machine has {plural(seen, 'GPU')} that this shell may use: {fix}, or submit "
-            "to a cluster (cluster=NAME)",
+            "to a cluster (cluster=NAME); cluster.check=false leaves this check out",
             key="gpus_per_node",
         )
 

@@ -296,7 +296,7 @@ def test_a_run_of_this_machine_ends_with_its_terminal(launcher: Launcher, way: s
     ]  # fmt: skip
     if way == "the window is closed":
         terminal = Terminal(command, launcher.environ, ROOT)
-        terminal.expect("launcher: a starts on this machine: torch takes some seconds to load")
+        terminal.expect("launcher: a starts: torch takes some seconds to load")
         terminal.expect("at work")
         terminal.hang_up()
     else:

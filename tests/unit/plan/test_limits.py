@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,7 +166,7 @@ TWO = (Gpu("0000:01:00.0"), Gpu("0000:02:00.0"))
         (TWO, ["/dev/nvidia0"], {}, 2, Device.auto, ""),
         (TWO, ["/dev/nvidia0"], {}, 8, Device.auto,
          "gpus_per_node=8: this machine has 2 GPUs that this shell may use: use gpus_per_node=2, or submit to a "
-         "cluster (cluster=NAME)"),
+         "cluster (cluster=NAME); cluster.check=false leaves this check out"),
         (TWO, ["/dev/nvidia0"], {"CUDA_VISIBLE_DEVICES": "1"}, 2, Device.auto,
          "gpus_per_node=2: this machine has 1 GPU that"),
         (TWO, ["/dev/nvidia0"], {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, 3, Device.auto, ""),  # it cannot be known
@@ -190,10 +191,28 @@ def test_more_gpus_than_this_machine_has_are_refused(
     assert refused is None or str(refused.value).startswith(words)
 
 
-@pytest.mark.parametrize("mask", ["0,1", None])
-def test_gpus_are_counted_as_the_profile_shows_them_to_ranks(mask: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"cluster": {"environment": {"CUDA_VISIBLE_DEVICES": "0,1"}}},
+        {"cluster": {"environment": {"CUDA_VISIBLE_DEVICES": None}}},
+        {"cluster": {"setup": ("unset CUDA_VISIBLE_DEVICES",)}},
+    ],
+)
+def test_gpus_are_counted_as_ranks_may_see_them(keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "read", lambda environ: Node(gpus=TWO))
     monkeypatch.setattr(hardware, "device_files", lambda: ["/dev/nvidia0"])
-    environment = {"CUDA_VISIBLE_DEVICES": mask}
-    plan = plan_of(cluster={"scheduler": "local", "environment": environment}, gpus_per_node=2)
+    plan = plan_of(gpus_per_node=2, cluster={"scheduler": "local", **keys["cluster"]})
     check_gpus(plan, {"CUDA_VISIBLE_DEVICES": "0"})
+
+
+@pytest.mark.parametrize(("file", "gpus"), [("gpus/0000:01:00.0", ()), ("capabilities/gpu0/mig/gi1", TWO)])
+def test_what_the_driver_of_gpus_may_show_later_is_not_refused(
+    file: str, gpus: tuple[Gpu, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / file).mkdir(parents=True)
+    monkeypatch.setattr(hardware, "NVIDIA_GPUS", str(tmp_path / "gpus"))
+    monkeypatch.setattr(hardware, "NVIDIA_SLICES", str(tmp_path / "capabilities"))
+    monkeypatch.setattr(hardware, "read", lambda environ: Node(gpus=gpus))
+    monkeypatch.setattr(hardware, "device_files", list)
+    check_gpus(plan_of(gpus_per_node=7, cluster={"scheduler": "local"}), {})

@@ -100,15 +100,24 @@ def test_a_submission_needs_no_torch_for_a_hook() -> None:
 @pytest.mark.parametrize(
     ("workload", "words"),
     [
-        (DDPMnist("w", "m:f", seed=0, epochs=0), "workload.epochs=0: it must be 1 or more"),
-        (DDPMnist("w", "m:f", seed=0, batch_size=-1), "workload.batch_size=-1: it must be 1 or more"),
-        (DDPMnist("w", "m:f", seed=0, lr=-3.0), "workload.lr=-3: it must be above 0"),
-        (DDPMnist("w", "m:f", seed=0, lr=0.0), "workload.lr=0: it must be above 0"),
-        (DDPMnist("w", "m:f", seed=0, lr=math.inf), "workload.lr=inf: it must be above 0"),
-        (DDPMnist("w", "m:f", seed=0, lr=math.nan), "workload.lr=nan: it must be above 0"),
-        (DDPMnist("w", "m:f", seed=0, bucket_mb=0.0), "workload.bucket_mb=0: it must be above 0"),
-        (FSDPLm("w", "m:f", seed=0, steps=-1), "workload.steps=-1: it must be 1 or more"),
-        (FSDPLm("w", "m:f", seed=0, clip=-1.0), "workload.clip=-1: it must be 0 or more"),
+        (DDPMnist("w", "workloads.ddp:main", seed=0, epochs=0), "workload.epochs=0: it must be 1 or more"),
+        (DDPMnist("w", "workloads.ddp:main", seed=0, batch_size=-1), "workload.batch_size=-1: it must be 1 or more"),
+        (DDPMnist("w", "workloads.ddp:main", seed=0, lr=-3.0), "workload.lr=-3: it must be a finite number above 0"),
+        (DDPMnist("w", "workloads.ddp:main", seed=0, lr=0.0), "workload.lr=0: it must be a finite number above 0"),
+        (
+            DDPMnist("w", "workloads.ddp:main", seed=0, lr=math.inf),
+            "workload.lr=inf: it must be a finite number above 0",
+        ),
+        (
+            DDPMnist("w", "workloads.ddp:main", seed=0, lr=math.nan),
+            "workload.lr=nan: it must be a finite number above 0",
+        ),
+        (
+            DDPMnist("w", "workloads.ddp:main", seed=0, bucket_mb=0.0),
+            "workload.bucket_mb=0: it must be a finite number above 0",
+        ),
+        (FSDPLm("w", "workloads.ddp:main", seed=0, steps=-1), "workload.steps=-1: it must be 1 or more"),
+        (FSDPLm("w", "workloads.ddp:main", seed=0, clip=-1.0), "workload.clip=-1: it must be 0 or more"),
     ],
 )
 def test_numbers_with_which_no_training_could_start_are_refused(workload: DDPMnist | FSDPLm, words: str) -> None:
@@ -125,4 +134,5 @@ def test_a_batch_has_a_sample_for_each_rank(kind: type[DDPMnist | FSDPLm]) -> No
 
 
 def test_a_function_of_the_users_own_may_mean_something_else_by_the_keys_of_a_training() -> None:
-    check_training(plan_of(workload=DDPMnist("w", "mine:main", seed=0, batch_size=1), nodes=2))
+    workload = DDPMnist("w", "mine:main", seed=0, batch_size=1, epochs=0, lr=0.0, log_every=0)
+    check_training(plan_of(workload=workload, nodes=2))
