@@ -153,10 +153,11 @@ def build(config: Config, site: PlanFacts, rules: SchedulerRules) -> JobPlan:
         fix = "lower min_nodes or raise nodes"
         raise ConfigError(f"min_nodes={min_nodes} is more than nodes={nodes}: {fix}", key="min_nodes")
     if config.spares and launch.mode is LaunchMode.tasks:
-        raise ConfigError(f"spares={config.spares}: with launch=tasks the scheduler starts all ranks: none can wait")
+        problem = "with launch=tasks the scheduler starts all ranks: none can wait"
+        raise ConfigError(f"spares={config.spares}: {problem}", key="spares")
     if config.spares and nodes == 1:
         problem = "with nodes=1 no node is left to lead a spare one when that is lost"
-        raise ConfigError(f"spares={config.spares}: {problem}: set nodes=2 or more, or spares=0")
+        raise ConfigError(f"spares={config.spares}: {problem}: set nodes=2 or more, or spares=0", key="spares")
     fewest = -(-workload.min_ranks // nodes)  # ranks per node that the workload needs
     procs = resolved_value(config, "procs_per_node") or config.gpus_per_node or fewest
     environment = _environment(cluster.environment)

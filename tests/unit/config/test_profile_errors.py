@@ -73,6 +73,8 @@ def refused(arguments: list[str], told: str) -> None:
         ("time: 3x\n", "user.yaml, line 1: time: '3x' is not a time"),
         ("nodes: 2\nmin_nodes: 3\n", "user.yaml, line 2: min_nodes=3 is more than nodes=2"),
         ("track: nope\n", "user.yaml, line 1: track=nope: there is no such tracker."),
+        ("nodes: 1\nspares: 1\n", "user.yaml, line 2: spares=1: with nodes=1 no node is left"),
+        ("spares: 1\nlaunch.mode: tasks\n", "user.yaml, line 1: spares=1: with launch=tasks the scheduler starts all"),
     ],
 )
 def test_a_wrong_line_for_all_runs_is_told_with_its_file(
