@@ -222,7 +222,8 @@ def with_place(arguments: Sequence[str], cluster: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        if not error.key or any(key_of(word) == error.key for word in arguments):
+        typed = (key for key in map(key_of, arguments) if f"{error.key}.".startswith(f"{key}."))
+        if not error.key or any(key == error.key or key not in GROUPS for key in typed):  # cluster=NAME sets no key
             raise
         raise ConfigError(f"{place_of(error.key, cluster)}{error}") from None
 
@@ -245,7 +246,7 @@ def _lines(name: str) -> dict[str, int]:
             found.setdefault(f"{prefix}{key.value}", key.start_mark.line + 1)
             look(value, f"{prefix}{key.value}.")
 
-    if path.is_file():
+    with contextlib.suppress(OSError, yaml.YAMLError):  # one that is in use was refused before
         look(yaml.compose(path.read_text(errors="replace"), yaml.SafeLoader), group and f"{group}.")
     return found
 

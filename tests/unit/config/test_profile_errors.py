@@ -85,14 +85,33 @@ def test_a_wrong_line_for_all_runs_is_told_with_its_file(
     refused(["workload=collective", "dry_run=true", "cluster.check=false"], told)
 
 
-def test_a_file_is_not_named_for_what_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "user.yaml").write_text("nodes: 2\n")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nodes=0"], "nodes=0: it must be 1 or more"),
+        (["-m", "nodes=0", "seed=1,2"], "nodes=0: it must be 1 or more"),
+        (["checkpoint={every: 1x}"], "checkpoint.every: '1x' is not a time"),
+    ],
+)
+def test_a_file_is_not_named_for_what_was_typed(
+    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "user.yaml").write_text("nodes: 2\ncheckpoint: {every: 10m}\n")
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
-    for words in (["nodes=0"], ["-m", "nodes=0", "seed=1,2"]):
-        with pytest.raises(ConfigError) as raised:
-            submit.main(["workload=collective", "dry_run=true", *words])
-        assert "nodes=0: it must be 1 or more" in str(raised.value)
-        assert "user.yaml" not in str(raised.value)
+    with pytest.raises(ConfigError) as raised:
+        submit.main(["workload=ddp_mnist", "dry_run=true", *words])
+    assert told in str(raised.value)
+    assert "user.yaml" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["a: [\n", "a: 1\n---\nb: 2\n"])
+def test_a_broken_profile_that_is_not_in_use_hides_no_error(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster/broken.yaml").write_text(text)
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
+    refused(["workload=collective", "+foo=1", "dry_run=true"], "there is no key 'foo'.")
 
 
 def test_a_profile_that_there_is_not_is_told_with_near_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
