@@ -149,7 +149,9 @@ def known_keys(words: Iterable[str]) -> dict[str, Key]:
     for section in sections(others=scheduler not in OURS):
         kinds = {schema.Workload: workload, schema.SchedulerSettings: settings}
         if all(own in (None, section.kind) for kind, own in kinds.items() if issubclass(section.kind, kind)):
-            found.update((key.name, key) for key in keys_of(section.kind, section.prefix) if not key.section)
+            for key in (each for each in keys_of(section.kind, section.prefix) if not each.section):
+                same = found.get(key.name, key).doc == key.doc  # else one of several meanings would be a guess
+                found[key.name] = key if same else dataclasses.replace(key, doc="")
     return found
 
 
