@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from launcher import redaction
-from launcher.config.errors import in_our_words, no_scheduler, no_workload, place_of
+from launcher.config.errors import in_our_words, no_scheduler, no_workload
 from launcher.config.keys import WORKLOADS, all_keys, of_other_schedulers
 from launcher.config.scheduler_table import cluster_class, schedulers_with
 from launcher.config.schema import Config, Env, Launch, SchedulerSettings
@@ -159,8 +159,8 @@ def _refuse_unknown(config: DictConfig, prefix: str = "") -> None:
     for key in config:
         if key not in known:
             full = f"{prefix}{key!s}"
-            words = f"{place_of(full)}there is no key {full!r}.{near(full, all_keys())}"
-            raise ConfigError(of_other_schedulers(full, kind) or words)
+            words = f"there is no key {full!r}.{near(full, all_keys())}"
+            raise ConfigError(of_other_schedulers(full, kind) or words, key=full)
         if not OmegaConf.is_missing(config, key) and isinstance(child := config._get_node(key), DictConfig):
             _refuse_unknown(child, f"{prefix}{key}.")
 

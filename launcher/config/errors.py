@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
+from typing import Any
 
 from launcher.config import schema
 from launcher.config.keys import Key, all_keys, as_typed, keys_of, known_keys, of_other_schedulers, workloads_with
@@ -36,7 +37,8 @@ def in_our_words(arguments: Sequence[str]) -> Iterator[None]:
     from yaml import YAMLError
 
     try:
-        yield
+        with with_place(arguments):
+            yield
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, arguments)) from None
     except YAMLError as error:  # it names the file and the line
@@ -60,7 +62,7 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
     if isinstance(error, MissingConfigException) and error.options:
         options = [option for option in error.options if option != "user"]
         typed = any(key_of(word) == group for word in arguments)  # else it is from user.yaml
-        where = "" if typed else place_of(group) or f"{file_of('user')}: "
+        where = "" if typed else place_of(group, arguments) or f"{file_of('user')}: "
         return f"{where}there is no {group}={choice}.{near(choice, options)} Known: {', '.join(options)}"
     if match := re.search(r"Could not (?:override|append to config) '([^'=]+)", text):
         key = match[1].lstrip("+")
@@ -155,7 +157,7 @@ def _about_a_file(text: str, kind: type | None) -> str | None:
         return None
     name, message = match[1], match[2]
     key = next(iter(re.findall(r"full_key: (.+)", message)), "")
-    where = f"{file_of(name)}, line {line}" if (line := _lines(name).get(key)) else str(file_of(name))
+    where = f"{file_of(name)}, line {line}" if (line := _keys_in(name).get(key, (0,))[0]) else str(file_of(name))
     group = name.rpartition("/")[0]
     if missing := re.search(r"Could not (?:load|find) '([^']+)'", message):
         if not group:  # the main file: it was chosen on the command line
@@ -168,9 +170,8 @@ def _about_a_file(text: str, kind: type | None) -> str | None:
             return no_scheduler(name.rpartition("/")[2])
         if words := of_other_schedulers(key, kind):
             return f"{where}: {words}"
-        return (
-            f"{where}: there is no key {_short(key, group)!r}.{_near(key, group, kind)} `launcher help --all` lists all"
-        )
+        words = f"there is no key {_short(key, group)!r}.{_near(key, group, kind)}"
+        return f"{where}: {words} `launcher help --all` lists all"
     if key and (why := wrong_value(message, known_keys(()).get(key))):
         value = NO_CHOICE.search(message) or WRONG_TYPE.search(message)
         return f"{where}: {_short(key, group)}{f'={value[1]}' if value else ''}: {why}"
@@ -180,9 +181,8 @@ def _about_a_file(text: str, kind: type | None) -> str | None:
     if "is not a subclass of" in message:
         return f"{where}: it must have lines of the form KEY: VALUE"
     lines = [line.strip() for line in message.splitlines()[1:] if line.strip()]
-    first = next(
-        (line for line in lines if not line.startswith(("full_key", "object_type", "reference_type"))), message
-    )
+    others = ("full_key", "object_type", "reference_type")
+    first = next((line for line in lines if not line.startswith(others)), message)
     return f"{where}: {_short(key, group) + ': ' if key else ''}{first}"
 
 
@@ -197,7 +197,7 @@ def wrong_value(message: str, key: Key | None) -> str | None:
         known = [word.strip() for word in choice[2].split(",")]
         return f"it is one of {', '.join(known)}.{near(choice[1], known)}"
     if value := WRONG_TYPE.search(message):
-        return f"it must be {KINDS.get(value[2], value[2])}" + (f": {key.doc}" if key else "")  # which has the unit
+        return f"it must be {KINDS.get(value[2], value[2])}" + (f": {key.doc}" if key and key.doc else "")  # the unit
     if NULL.search(message):
         return "null cannot be one of its values: leave it out, or quote the word ('null')"
     if LIST.search(message):
@@ -217,7 +217,7 @@ def in_yaml(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def with_place(arguments: Sequence[str], cluster: str) -> Iterator[None]:
+def with_place(arguments: Sequence[str]) -> Iterator[None]:
     """Adds the user's file and line to ConfigErrors about a key that one sets, unless these overrides set it."""
     try:
         yield
@@ -225,29 +225,40 @@ def with_place(arguments: Sequence[str], cluster: str) -> Iterator[None]:
         typed = (key for key in map(key_of, arguments) if f"{error.key}.".startswith(f"{key}."))
         if not error.key or any(key == error.key or key not in GROUPS for key in typed):  # cluster=NAME sets no key
             raise
-        raise ConfigError(f"{place_of(error.key, cluster)}{error}") from None
+        raise ConfigError(f"{place_of(error.key, arguments)}{error}") from None
 
 
-def place_of(key: str, cluster: str = "*") -> str:
-    """Returns `FILE, line 3: ` for the user's file (of profiles this one, or any) that sets a key; empty: none does."""
-    profiles = sorted(f"cluster/{path.stem}" for path in (user_config_dir() / "cluster").glob(f"{cluster}.yaml"))
-    found = ((file_of(name), _lines(name).get(key)) for name in ("user", *profiles))
-    return next((f"{path}, line {line}: " for path, line in found if line), "")
+def place_of(key: str, arguments: Sequence[str]) -> str:
+    """Returns `FILE, line 3: ` for the user's file that sets a key, with these overrides; empty: none, or not sure."""
+    group = key.partition(".")[0]
+    typed = [word.partition("=")[2] for word in arguments if key_of(word) == group]
+    chosen = typed[-1] if typed else _keys_in("user").get(group, (0, ""))[1]
+    return _place_in("user", key) or _place_in(f"{group}/{chosen}", key)
 
 
-def _lines(name: str) -> dict[str, int]:
-    # The line of each key in a config's file
+def _place_in(name: str, key: str) -> str:
+    # In this config or the one from which it starts; empty: in ours or none, or several may have the last word
+    keys, folder = _keys_in(name), name[: name.rfind("/") + 1]
+    order = [str(each.value) for each in keys.get(f"{folder}defaults".replace("/", "."), (0, ()))[1]]
+    if key not in keys:
+        return _place_in(folder + order[0], key) if order and order[1:] in ([], ["_self_"]) else ""
+    own = file_of(name).is_relative_to(user_config_dir())
+    return f"{file_of(name)}, line {keys[key][0]}: " if own and "_self_" not in order[:-1] else ""
+
+
+def _keys_in(name: str) -> dict[str, tuple[int, Any]]:
+    # The line of each key in a config's file, and its value: text, or nodes
     import yaml
 
-    found, path, group = dict[str, int](), file_of(name), name.rpartition("/")[0]
+    found, group = dict[str, tuple[int, Any]](), name.rpartition("/")[0]
 
     def look(node: yaml.Node | None, prefix: str) -> None:
         for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-            found.setdefault(f"{prefix}{key.value}", key.start_mark.line + 1)
+            found[f"{prefix}{key.value}"] = key.start_mark.line + 1, value.value
             look(value, f"{prefix}{key.value}.")
 
     with contextlib.suppress(OSError, yaml.YAMLError):  # one that is in use was refused before
-        look(yaml.compose(path.read_text(errors="replace"), yaml.SafeLoader), group and f"{group}.")
+        look(yaml.compose(file_of(name).read_text(errors="replace"), yaml.SafeLoader), group and f"{group}.")
     return found
 
 

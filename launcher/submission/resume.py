@@ -144,7 +144,7 @@ def _prepared(composed: Composed, overrides: Sequence[str], **given: Any) -> tup
 
     def one(words: Sequence[str]) -> Prepared:
         made.append(composed_config([*overrides, *words]) if words else composed)
-        with with_place([*overrides, *words], made[-1].config.cluster.name):
+        with with_place([*overrides, *words]):
             return prepare(made[-1].config, **given)
 
     if not (members := composed.config.cluster.race):

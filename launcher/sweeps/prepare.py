@@ -205,7 +205,7 @@ def prepare_sweep(points: Sequence[RequestedPoint], command: Sequence[str]) -> P
         plan, point = asking[0] if asking else plans[members[0]], by_index[members[0]]
         config, slots = point.config, packing.slots if packing else 0
         named = _naming(members[0], point.overrides, keys, slots)
-        with named, with_place(point.overrides, config.cluster.name):
+        with named, with_place(point.overrides):
             held, jobs = held_allocation(config, os.environ), 0 if existing else 1  # the rest can be submitted later
             notes.update(dict.fromkeys(check_capacity(plan, config, os.environ, held, jobs)))
     return PreparedSweep(
@@ -276,7 +276,7 @@ def _plans(
     notes: dict[str, None] = {}
     folders: dict[str, int] = {}
     for index, each in points.items():
-        with _naming(index, each.overrides, keys), with_place(each.overrides, each.config.cluster.name):
+        with _naming(index, each.overrides, keys), with_place(each.overrides):
             held = held_allocation(each.config, environ)
             plan, plan_notes = planned(each.config, site_of(each.config, f"{sweep_id}/{index}", held), inputs)
             if plan.queued and plan.resume.how == ResumeHow.chain.value:

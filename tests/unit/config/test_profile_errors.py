@@ -118,3 +118,67 @@ def test_a_profile_that_there_is_not_is_told_with_near_ones(tmp_path: Path, monk
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
     words = "there is no cluster=perlmuter. Did you mean perlmutter? Known: abci, allocation, alps"
     refused(["workload=collective", "cluster=perlmuter"], words)
+
+
+SOUND, WRONG = "port_range: 2000-3000\n", "port_range: '5'\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "words", "place"),
+    [
+        ({"mine": "defaults: [base, _self_]\n" + WRONG, "base": BASE + SOUND}, [], "cluster/mine.yaml, line 2: "),
+        ({"mine": "defaults: [base, _self_]\n", "base": BASE + WRONG}, [], "cluster/base.yaml, line 3: "),
+        ({"mine": "defaults: [base]\n" + SOUND, "base": BASE + WRONG}, ["cluster=base"], "cluster/base.yaml, line 3: "),
+        ({"mine": "defaults: [slurm, _self_]\n" + WRONG}, [], "cluster/mine.yaml, line 2: "),
+        # Another one has the last word, or may have it
+        ({"mine": "defaults: [_self_, base]\n" + SOUND, "base": BASE + WRONG}, [], ""),
+        ({"mine": "defaults: [base, more, _self_]\n", "base": BASE + SOUND, "more": WRONG}, [], ""),
+        ({"mine": "# @package _global_\ndefaults: [base@cluster, _self_]\ncluster: {port_range: '5'}\n",
+          "base": BASE + SOUND}, [], ""),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("typed", [True, False])
+def test_the_profile_that_sets_a_wrong_value_last_is_named(
+    files: dict[str, str], words: list[str], place: str, typed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cluster").mkdir()
+    for name, text in files.items():
+        (tmp_path / f"cluster/{name}.yaml").write_text(text)
+    (tmp_path / "user.yaml").write_text("nodes: 1\n" if typed else "cluster: mine\n")
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
+    start = f"{tmp_path}/{place}" if place else ""
+    with pytest.raises(ConfigError) as raised:
+        submit.main(["workload=collective", "dry_run=true", *(words or ["cluster=mine"] * typed)])
+    assert str(raised.value).startswith(f"{start}cluster.port_range='5' is not LOW-HIGH")
+
+
+def test_a_file_of_another_group_is_named_and_a_section_of_user_yaml_chooses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch/mine.yaml").write_text("defaults: [agent, _self_]\ngrace: 0\n")
+    (tmp_path / "user.yaml").write_text("launch: {max_restarts: 1}\n")
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
+    refused(["workload=collective", "dry_run=true", "launch=mine"], "launch/mine.yaml, line 2: launch.grace=0: it must")
+    (tmp_path / "launch/agent.yaml").write_text("defaults: [/hydra/schema/launch@_here_, _self_]\ngrace: 0\n")
+    with pytest.raises(ConfigError, match=r"^launch\.grace=0: it must"):  # which is chosen is not said in the file
+        submit.main(["workload=collective", "dry_run=true"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "told"),
+    [
+        ("{}\n", ["workload=ddp_mnist", "workload.lr=many"], "lr=many: it must be a number: peak learning rate"),
+        ("workload: ddp_mnist\n", ["workload.lr=many"], "workload.lr=many: it must be a number"),
+        ("workload: ddp_mnist\nworkload.batch_size: many\n", [], "workload.batch_size=many: it must be a whole number"),
+        ("workload: ddp_mnist\n", ["nodes=many"], "nodes=many: it must be a whole number: number of nodes"),
+    ],
+)
+def test_a_meaning_is_told_only_where_the_key_has_no_other_one(
+    text: str, words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "user.yaml").write_text(text)
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
+    with pytest.raises(ConfigError) as raised:
+        submit.main([*words, "dry_run=true"])
+    assert str(raised.value).endswith(told)
