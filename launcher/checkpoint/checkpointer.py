@@ -166,6 +166,10 @@ class Checkpointer:
         with heartbeat.alive():
             self._folder.wait()
 
+    def is_saving(self) -> bool:
+        """Returns whether the last save is under way on this rank; else it is published on disk, or has failed."""
+        return self._save is not None and self._save.is_running()
+
     def _wait_for_save(self) -> None:
         save, self._save = self._save, None
         if save is not None:

@@ -313,7 +313,8 @@ class Resumable:
                 self._save(step)
             if self._checkpointer.keeps(step):
                 own = self._own(step)
-                own["extra"]["best_saving"] = None if self._saving is None else self._saving[0]
+                saving = self._saving if self._checkpointer.is_saving() else None  # one that failed is not made again
+                own["extra"]["best_saving"] = None if saving is None else saving[0]
                 self._checkpointer.keep(step, self._state, **own)
 
     def staged(self) -> None:

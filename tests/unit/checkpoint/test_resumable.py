@@ -233,35 +233,57 @@ def test_a_save_that_a_failure_prevented_is_made_after_it(
     end_round(it)
 
 
-@pytest.mark.parametrize(("published", "begun"), [(True, 4), (False, 1)])
-def test_a_best_checkpoint_that_was_not_complete_is_made_again(
+@pytest.mark.parametrize(
+    ("save", "last", "begun", "best"),
+    [
+        ("is published", 4, 4, [1, 2]),
+        ("fails", 4, 4, [1]),  # nothing is done again for it, as without the death
+        ("is cut off", 4, 1, [1, 2]),
+        ("is cut off", 2, 1, [1, 2]),
+    ],
+)
+def test_a_best_checkpoint_whose_save_a_death_cut_off_is_made_again(
     tmp_path: Path,
     memory: dict[str, Any],
-    published: bool,
+    save: str,
+    last: int,
     begun: int,
+    best: list[int],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def full() -> None:
-        if not published:
+    dies = threading.Event()
+
+    def fence() -> None:
+        if save != "fails":
+            dies.wait(10)
+        if save != "is published":
             raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    def train(it: Resumable, first: int, last: int) -> None:
+        for step in range(first, last):
+            if step + 1 == 2:
+                it.evaluated(2, {"loss": 0.1})
+                assert it._checkpointer is not None
+                if it._checkpointer._save is not None and save == "fails":
+                    it._checkpointer._save.join()
+            it.boundary(step + 1)
 
     monkeypatch.setenv("LAUNCHER_ROUND", "0")
     _, it, _ = restarted(tmp_path, best="loss", best_is="min", **memory | {"background": True})
     it.evaluated(1, {"loss": 0.5})
     assert it._checkpointer is not None
     it._checkpointer.wait()
-    it._checkpointer._writer.fence = full
-    for step in (1, 2, 3, 4):
-        it.boundary(step)
-        if step == 2:
-            it.evaluated(2, {"loss": 0.1})
+    it._checkpointer._writer.fence = fence
+    train(it, 0, last)
+    dies.set()
     end_round(it)
     step, it, _ = restarted(tmp_path, best="loss", best_is="min", **memory)
     assert step == begun
-    assert ("the best one, of step 2, was not saved before ranks died" in capsys.readouterr().out) == (not published)
-    it.evaluated(2, {"loss": 0.1})
-    assert saved(tmp_path) == [1, 2]
+    said = "the best one, of step 2, was not saved before ranks died" in capsys.readouterr().out
+    assert said == (save == "is cut off")
+    train(it, step, 4)
+    assert saved(tmp_path) == best
     end_round(it)
 
 
