@@ -59,22 +59,28 @@ class Staging:
         self._copies: dict[str, Tensor] = dict(buffers or {})
 
     def start(self, tensors: Mapping[str, Tensor], *, still: bool = False) -> Copying:
-        """Copies the small tensors. `finish` of the returned object copies the others, perhaps in another thread.
+        """Copies small tensors, which may change. `finish` of what it returns copies the others, in any thread.
 
         On a GPU the copies have the values that the tensors have at this point of the current stream.
-        still: nothing changes the tensors until they are written: those contiguous in CPU memory are not copied.
+        still: nothing changes any until they are written: `finish` copies all but those contiguous in CPU memory.
         """
         copied = {name: tensor for name, tensor in tensors.items() if _is_plain(tensor)} if still else {}
         tensors, total = dict(tensors), 0
         for name, tensor in tensors.items():
             size = local_part(tensor).nbytes
-            if name not in copied and size <= AT_ONCE and total + size <= AT_ONCE_ALL:
+            if not still and size <= AT_ONCE and total + size <= AT_ONCE_ALL:
                 total += size
-                if _streams_of(local_part(tensor).device) is None:
-                    copied[name] = self.copy(name, tensor)
-                else:  # on the device, so that nothing waits for what is queued there
-                    here = local_part(tensor).clone()
+                module = _streams_of(local_part(tensor).device)
+                try:  # on the device, so that nothing waits for what is queued there
+                    here = None if module is None else local_part(tensor).clone()
+                except torch.cuda.OutOfMemoryError:  # of any kind of device
+                    here = None
+                if here is not None:
                     tensors[name] = with_local(here, tensor) if isinstance(tensor, DTensor) else here
+                    continue
+                copied[name] = self.copy(name, tensor)
+                if module is not None:
+                    module.current_stream(local_part(tensor).device).synchronize()
         ready = {}
         for device in {local_part(tensor).device for tensor in tensors.values()}:
             if (module := _streams_of(device)) is not None:

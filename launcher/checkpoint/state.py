@@ -360,7 +360,7 @@ class ReplicaTable:
                     continue
                 places[name] = index, count
             if not is_statistic(name):
-                parts[name] = offset_of(tensor), hash_of(local_part(copies.get(name, tensor)))
+                parts[name] = offset_of(tensor), hash_of(local_part(copies.get(name, tensor)), tensor.device)
         return cls(kinds, parts, places)
 
     def differences(self, index: int, count: int) -> dict[int, int]:
@@ -403,14 +403,14 @@ def offset_of(tensor: Tensor) -> Offset:
     return tuple(compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)[1])
 
 
-def hash_of(tensor: Tensor) -> int:
-    """Returns a hash of a tensor's bytes; equal for equal bytes on the same type of device.
+def hash_of(tensor: Tensor, device: torch.device | None = None) -> int:
+    """Returns a hash of a tensor's bytes; equal for equal bytes on devices of one type. device: of what it copies.
 
     On devices each 32-bit word is multiplied by an odd number that depends on its position, and all products are added,
     so that nothing is copied to the host. (torch.hash_tensor is 0 for an even number of equal values.)
     """
     data = tensor.detach().contiguous()
-    if data.is_cpu:
+    if (device or data.device).type == "cpu":
         return zlib.crc32(bytes_of(data))
     words = data.view(torch.uint8).flatten() if data.ndim else data.reshape(1).view(torch.uint8)
     words = torch.nn.functional.pad(words, (0, -len(words) % 4)).view(torch.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -52,3 +53,10 @@ def test_only_what_differs_is_sent() -> None:
     assert replica_conflicts(sent) == replica_conflicts(found) == ["w900: other values on each of rank 1 / rank 3"]
     assert all(1 <= len(table.kinds) < 10 for table in sent)
     assert [*found[0].only([], ["w5"]).parts] == ["w5"]
+
+
+def test_a_copy_on_the_host_of_a_tensor_on_a_full_device_has_the_hash_that_other_ranks_compute_on_theirs() -> None:
+    words = torch.arange(-3, 1000, dtype=torch.int32)
+    table = ReplicaTable.of({"w": torch.empty(1003, dtype=torch.int32, device="meta")}, {"w": words})
+    expected = sum(word * (place * state._ODD | 1) for place, word in enumerate(words.tolist()))
+    assert (table.parts["w"][1] - expected) % (1 << 64) == 0

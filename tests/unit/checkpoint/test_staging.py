@@ -72,6 +72,23 @@ def test_small_tensors_may_change_as_soon_as_the_save_returns(fake: FakeCuda) ->
     assert in_thread(lambda: copying.finish(["small"]))["small"].tolist() == [5.0] * 3
 
 
+@pytest.mark.parametrize("still", [True, False])
+def test_a_save_needs_no_memory_on_a_device_that_is_full(
+    fake: FakeCuda, monkeypatch: pytest.MonkeyPatch, still: bool
+) -> None:
+    def clone(_: object) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+    monkeypatch.setattr(cuda.Tensor, "clone", clone)
+    small = fake.tensor(torch.zeros(3), 1)
+    fake.kernel(small, 5.0)
+    copying = Staging().start({"small": small}, still=still)
+    if not still:
+        fake.kernel(small, -1.0)
+        fake.synchronize(1)
+    assert in_thread(lambda: copying.finish(["small"]))["small"].tolist() == [5.0] * 3
+
+
 def test_a_copy_on_another_devices_stream_is_seen_by_the_fake(fake: FakeCuda) -> None:
     """What the tests above rely on: waiting for the wrong stream leaves stale bytes."""
     tensor, target = fake.tensor(torch.ones(3), 1), torch.zeros(3)
