@@ -146,7 +146,7 @@ class Checkpointer:
     ) -> None:  # fmt: skip
         """Copies the current state into the memory of the nodes, if a copy is due; arguments: as of `save`.
 
-        All ranks call it after each step, and `staged` before tensors change. An error ends the copies, and is logged.
+        All ranks call it after each step, and `staged` before tensors change. A copy that fails is logged.
         """
         if self._memory is not None and self._memory.due(step):
             self._memory.keep(step_number(step), state, rank_state, extra or {}, metrics or {})

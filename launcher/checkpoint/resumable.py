@@ -324,7 +324,8 @@ class Resumable:
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records the metrics of the model after `step` steps. If the metric that checkpoint.best names is better than
-        ever before, saves a checkpoint. All ranks must call it with equal metrics. Raises ConfigError without it.
+        ever before, saves a checkpoint. All ranks must call it with equal metrics, before `boundary(step)`: who
+        continues after that boundary does not evaluate again. Raises ConfigError without it.
         """
         name = self.run.checkpoint.best
         self._metrics = step, python_numbers(metrics)
