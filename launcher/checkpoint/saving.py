@@ -223,9 +223,6 @@ class Snapshot:
         self.blocked += waited
         return waited
 
-    def is_running(self) -> bool:
-        return self.thread is not None and self.thread.is_alive()
-
     def join(self) -> None:
         if self.thread is not None and self.thread.is_alive():
             with heartbeat.alive():
