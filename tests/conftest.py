@@ -85,8 +85,12 @@ def shared_compositions() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Kills what a failed test's runs on this machine have left: it would take time from all later tests."""
+    """Kills what a failed test has left on this machine and in its clusters: later tests would wait for that."""
     report = yield
+    for name, cluster in _clusters.items() if report.failed else ():
+        if name in getattr(item, "fixturenames", ()):
+            with contextlib.suppress(Exception):  # its next test shows it
+                cluster.reset()
     folder = getattr(item, "funcargs", {}).get("tmp_path")
     if report.failed and folder is not None:
         for process in Path("/proc").glob("[0-9]*"):
@@ -102,30 +106,39 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 # -- the clusters
 
 
+_clusters: dict[str, Any] = {}  # that run, by the name of their fixture
+
+
+def _noted(name: str, cluster: Any) -> Any:
+    _clusters[name] = cluster
+    return cluster
+
+
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[SlurmCluster]:
     """A real four-node Slurm without accounting."""
-    yield from _cluster(accounting=False)
+    yield from _cluster("slurm", accounting=False)
 
 
 @pytest.fixture(scope="session")
 def slurm_with_accounting() -> Iterator[SlurmCluster]:
     """A real four-node Slurm with slurmdbd, so that sacct works."""
-    yield from _cluster(accounting=True)
+    yield from _cluster("slurm_with_accounting", accounting=True)
 
 
 @pytest.fixture(scope="session")
 def pbs_stand_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PbsCluster]:
     """A stand-in for OpenPBS with two nodes."""
     with PbsCluster(tmp_path_factory.mktemp("pbs") / "site") as cluster:
-        yield cluster
+        yield _noted("pbs_stand_in", cluster)
 
 
 @pytest.fixture(scope="session")
 def pbs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PbsCluster | RealPbs:
     """The real PBS of this machine if it has one, else the stand-in."""
     stand_in: PbsCluster | None = None if RealPbs.answers() else request.getfixturevalue("pbs_stand_in")
-    return stand_in or RealPbs(tmp_path_factory.getbasetemp())
+    found: PbsCluster | RealPbs = _noted("pbs", stand_in or RealPbs(tmp_path_factory.getbasetemp()))
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -136,17 +149,17 @@ def sge() -> Iterator[SgeCluster]:
             pytest.fail(f"CI must run against a real Grid Engine, but: {reason}", pytrace=False)
         pytest.skip(reason)
     with SgeCluster() as cluster:
-        yield cluster
+        yield _noted("sge", cluster)
 
 
-def _cluster(*, accounting: bool) -> Iterator[SlurmCluster]:
+def _cluster(name: str, *, accounting: bool) -> Iterator[SlurmCluster]:
     """Yields a running Slurm cluster; skips the test if none can run here, or fails it in CI."""
     if reason := SlurmCluster.missing(accounting=accounting):
         if os.environ.get("CI", "").lower() in ("true", "1"):
             pytest.fail(f"CI must run against a real Slurm, but: {reason}", pytrace=False)
         pytest.skip(reason)
     with SlurmCluster(accounting=accounting) as cluster:
-        yield cluster
+        yield _noted(name, cluster)
 
 
 # -- the table: which scheduler was tested against what
