@@ -33,7 +33,7 @@ import textwrap
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import hypothesis
 import pytest
@@ -106,10 +106,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 # -- the clusters
 
 
+C = TypeVar("C")
 _clusters: dict[str, Any] = {}  # that run, by the name of their fixture
 
 
-def _noted(name: str, cluster: Any) -> Any:
+def _noted(name: str, cluster: C) -> C:
     _clusters[name] = cluster
     return cluster
 
@@ -137,8 +138,7 @@ def pbs_stand_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PbsCluste
 def pbs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PbsCluster | RealPbs:
     """The real PBS of this machine if it has one, else the stand-in."""
     stand_in: PbsCluster | None = None if RealPbs.answers() else request.getfixturevalue("pbs_stand_in")
-    found: PbsCluster | RealPbs = _noted("pbs", stand_in or RealPbs(tmp_path_factory.getbasetemp()))
-    return found
+    return _noted("pbs", stand_in or RealPbs(tmp_path_factory.getbasetemp()))
 
 
 @pytest.fixture(scope="session")

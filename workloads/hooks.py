@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from launcher import WorkloadHook
 from launcher.errors import ConfigError
 from launcher.formatting import format_size
+from launcher.plan.build import OUR_CODE
 from workloads import benchmark_keys, image_data, text_data
 from workloads.benchmark_keys import check_group_ranks, members_of, parse_groups, parse_seconds, parse_sizes
 
@@ -163,7 +164,7 @@ class Benchmark(WorkloadHook):
 def check_training(plan: JobPlan) -> None:
     """Raises ConfigError if some ranks of a training of ours would get no sample of a batch."""
     size = plan.workload.params.get("batch_size")
-    if plan.workload.entry.startswith("workloads.") and isinstance(size, int) and size < plan.world_size:
+    if plan.workload.entry.startswith(OUR_CODE) and isinstance(size, int) and size < plan.world_size:
         raise ConfigError(
             f"workload.batch_size={size} leaves some of the {plan.world_size} ranks without a sample: set it to "
             f"{plan.world_size} or more, or use fewer ranks (nodes, procs_per_node)",

@@ -113,9 +113,10 @@ def device_files() -> list[Path]:
 
 def is_uncounted(node: Node) -> bool:
     """Returns whether a process without a mask may see more accelerators than `read` has found on this machine."""
-    # A driver makes its files at the first use, or shows its devices nowhere else; slices of MIG are devices, too.
-    found = bool(node.gpus) or not (device_files() or any(Path(NVIDIA_GPUS).glob("*")))
-    return not found or any(Path(NVIDIA_SLICES).glob("gpu*/mig/gi*"))
+    # Slices of MIG are devices, too. A driver makes its files at the first use, or shows its devices nowhere else.
+    if node.gpus:
+        return any(Path(NVIDIA_SLICES).glob("gpu*/mig/gi*"))
+    return bool(device_files()) or any(Path(NVIDIA_GPUS).glob("*"))
 
 
 class _Files:

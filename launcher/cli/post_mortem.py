@@ -30,6 +30,10 @@ from launcher.runs.health import unused_gpus
 from launcher.runs.lookup import find
 from launcher.runs.output import rank_files, rank_logs, start_of, tail
 
+LAST_LINES = 10  # last lines of the failed rank's log that are shown
+LOOK = 3.0  # seconds in which files that a program has saved are looked for
+MOST_RANKS = 256  # at most so many ranks' logs are searched for errors
+
 
 def run(arguments: Namespace) -> int:
     found = find(arguments.name, arguments.runs_dir)
@@ -151,11 +155,6 @@ def _of(seen: RunStatus, examined: Mapping[str, Any]) -> Iterator[str]:
         yield f"\nStack of {name_ranks(stack['ranks'])}, the newest frame first:"
         for frame in stack["frames"]:
             yield f"  {clean(frame)}"
-
-
-LAST_LINES = 10  # last lines of the failed rank's log that are shown
-LOOK = 3.0  # seconds in which files that a program has saved are looked for
-MOST_RANKS = 256  # at most so many ranks' logs are searched for errors
 
 
 # -- What is found of an attempt

@@ -259,14 +259,14 @@ def conclude(ready: Ready, output: Stream | None = None) -> int:
         run = Run(Path(prepared.plan.run_dir))
 
         def start() -> None:
-            if not (again := ready.submit().again) and sys.stderr is not None and sys.stderr.isatty():
-                print_notice(f"{run.id} starts: torch takes some seconds to load")
-            if again:
+            if ready.submit().again:
                 print(
                     f"note: {run.id} was submitted before, and is not started again: this is what it printed. "
                     f"`{program()} resume {run.id}` continues it; with another run_id it begins anew", file=sys.stderr,
                     flush=True,
                 )  # fmt: skip
+            elif sys.stderr is not None and sys.stderr.isatty():
+                print_notice(f"{run.id} starts: torch takes some seconds to load")
 
         return follow_to_end(run, foreground=True, stream=output, start=start)
     submitted = ready.submit()

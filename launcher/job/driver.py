@@ -339,7 +339,7 @@ class Job:
         failed = self._failed
         if failed is None or self._stops.requested:  # the signal has ended the set-up line
             return
-        code, why = failed.exit_code(), f"{self._host} cannot read the run's environment.sh"
+        code = failed.exit_code()
         if failed.what == "setup":
             ended = "a set-up line, which ended the shell,"
             words = f"{self._job.setup[failed.line - 1].words if failed.line else ended} failed"
@@ -348,6 +348,8 @@ class Job:
         elif failed.what == "folder":
             why = self._job.no_workdir
             self._event(Fault(code=FaultCode.NO_FOLDER, host=self._host, error=why, ends_with=code))
+        else:
+            why = f"{self._host} cannot read the run's environment.sh"
         raise UnavailableError(why) if code == RESUME else RunError(why)
 
     def _set_environment(self) -> None:

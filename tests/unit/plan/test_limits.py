@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,23 @@ def test_more_jobs_than_a_user_may_have_are_refused(more: int, there: dict[str, 
 
 
 TWO = (Gpu("0000:01:00.0"), Gpu("0000:02:00.0"))
+Machine = Callable[..., None]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+    """A function that chooses this machine's GPUs, its files of GPUs, and what NVIDIA's driver shows of them."""
+
+    def choose(gpus: Sequence[Gpu], files: Sequence[str] = (), shown: str | None = None) -> None:
+        if shown is not None:
+            (tmp_path / shown).mkdir(parents=True)
+        monkeypatch.setattr(hardware, "NVIDIA_GPUS", str(tmp_path / "gpus"))
+        monkeypatch.setattr(hardware, "NVIDIA_SLICES", str(tmp_path / "capabilities"))
+        monkeypatch.setattr(hardware, "read", lambda environ: Node(gpus=tuple(gpus)))
+        monkeypatch.setattr(hardware, "device_files", lambda: files)
+        monkeypatch.setattr(hardware, "parent_of_slice", lambda uuid: None)
+
+    return choose
 
 
 @pytest.mark.parametrize(
@@ -179,11 +197,9 @@ TWO = (Gpu("0000:01:00.0"), Gpu("0000:02:00.0"))
 )  # fmt: skip
 def test_more_gpus_than_this_machine_has_are_refused(
     gpus: tuple[Gpu, ...], files: list[str], mask: dict[str, str], asked: int, device: Device, words: str,
-    monkeypatch: pytest.MonkeyPatch,
+    machine: Machine,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(hardware, "read", lambda environ: Node(gpus=gpus))
-    monkeypatch.setattr(hardware, "device_files", lambda: files)
-    monkeypatch.setattr(hardware, "parent_of_slice", lambda uuid: None)
+    machine(gpus, files)
     workload = Workload("work", "my.module:main", device=device, seed=0)
     plan = plan_of(cluster={"scheduler": "local"}, gpus_per_node=asked, workload=workload)
     with pytest.raises(ConfigError) if words else contextlib.nullcontext() as refused:
@@ -199,20 +215,15 @@ def test_more_gpus_than_this_machine_has_are_refused(
         {"cluster": {"setup": ("unset CUDA_VISIBLE_DEVICES",)}},
     ],
 )
-def test_gpus_are_counted_as_ranks_may_see_them(keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "read", lambda environ: Node(gpus=TWO))
-    monkeypatch.setattr(hardware, "device_files", lambda: ["/dev/nvidia0"])
+def test_gpus_are_counted_as_ranks_may_see_them(keys: dict[str, Any], machine: Machine) -> None:
+    machine(TWO, ["/dev/nvidia0"])
     plan = plan_of(gpus_per_node=2, cluster={"scheduler": "local", **keys["cluster"]})
     check_gpus(plan, {"CUDA_VISIBLE_DEVICES": "0"})
 
 
 @pytest.mark.parametrize(("file", "gpus"), [("gpus/0000:01:00.0", ()), ("capabilities/gpu0/mig/gi1", TWO)])
 def test_what_the_driver_of_gpus_may_show_later_is_not_refused(
-    file: str, gpus: tuple[Gpu, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    file: str, gpus: tuple[Gpu, ...], machine: Machine
 ) -> None:
-    (tmp_path / file).mkdir(parents=True)
-    monkeypatch.setattr(hardware, "NVIDIA_GPUS", str(tmp_path / "gpus"))
-    monkeypatch.setattr(hardware, "NVIDIA_SLICES", str(tmp_path / "capabilities"))
-    monkeypatch.setattr(hardware, "read", lambda environ: Node(gpus=gpus))
-    monkeypatch.setattr(hardware, "device_files", list)
+    machine(gpus, shown=file)
     check_gpus(plan_of(gpus_per_node=7, cluster={"scheduler": "local"}), {})
