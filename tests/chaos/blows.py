@@ -122,18 +122,17 @@ class Target:
         return [json.loads(line) for line in (self.path / "journal.jsonl").read_text().splitlines()]
 
     def blamed(self, since: float) -> dict[str, Any] | None:
-        """Returns the first failure event (`restart` or `fault`) since a time; None: there is none.
+        """Returns the first failure event (`restart` or `fault`) since a time; None: there is none."""
+        return next((event for event in self._failures(since) if event["code"] not in NOBODY), None)
 
-        Args:
-            since: the time, in seconds since the epoch.
-        """
+    def regrouped(self, since: float) -> bool:
+        """Returns whether ranks had to leave since a time because a node came back, whatever was wrong with them."""
+        return any(event["code"] == "node_returned" for event in self._failures(since))
+
+    def _failures(self, since: float) -> list[dict[str, Any]]:
         events = [event for attempt in Run(self.path).attempts()[-2:] for event in attempt.events()]
-        failures = [
-            event
-            for event in events
-            if event["event"] in ("restart", "fault") and event["time"] >= since and event["code"] not in NOBODY
-        ]
-        return min(failures, key=lambda event: float(event["time"]), default=None)
+        found = [event for event in events if event["event"] in ("restart", "fault") and event["time"] >= since]
+        return sorted(found, key=lambda event: float(event["time"]))
 
     # -- the faults: each method injects one, and returns which rank or node must be blamed
 

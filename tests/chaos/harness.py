@@ -151,7 +151,8 @@ class Chaos(Target):
             self.slurm.run("scontrol", "update", f"nodename={name}", "state=resume")
         self.to_restore.clear()
         self.require_sound(kind, before, lowest)
-        if blame is not None and ((event := self.blamed(since)) is None or not blame.fits(event)):
+        event = self.blamed(since)
+        if blame is not None and not (blame.fits(event) if event is not None else self.regrouped(since)):
             raise RunLost(f"after {kind} at step {blow.at} not {blame} was blamed, but {event}")
 
     def require_sound(self, kind: str, before: Mapping[Path, Manifest], lowest: int | None) -> None:
