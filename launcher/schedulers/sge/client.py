@@ -58,10 +58,13 @@ def hosts_of(pe_hostfile: str) -> list[str]:
 
 
 # Error messages of the commands if the qmaster was not reached.
-_UNREACHED = r"unable to contact qmaster|can't (get|read) (the )?qmaster|cannot reach qmaster|error: commlib error"
-UNREACHED = re.compile(rf"{_UNREACHED}|unable to send message to qmaster|SGE_ROOT is not set", re.IGNORECASE)
+_UNREACHED = (
+    r"unable to (contact|read|send message to) qmaster|can't (get|read) (the )?qmaster|cannot reach qmaster"
+    r'|error: commlib error|SGE_ROOT is not set|set the environment variable SGE_ROOT|/bootstrap"\) failed'
+)
+UNREACHED = re.compile(_UNREACHED, re.IGNORECASE)
 # Error messages if the qmaster was not reached or its reply was lost, so that the job may exist.
-NO_ANSWER = re.compile(rf"{UNREACHED.pattern}|failed receiving gdi request|timeout|got read error", re.IGNORECASE)
+NO_ANSWER = re.compile(rf"{_UNREACHED}|failed receiving gdi request|timeout|got read error", re.IGNORECASE)
 JOB_LIMIT = re.compile(r"jobs are allowed per (?:user|cluster)", re.IGNORECASE)
 # Lines of qdel about a job that it ends, or that has ended.
 CANCELLED = re.compile(r"\bhas (deleted|registered) |job.* does not exist|denied: .*not found|is already in deletion")
@@ -76,6 +79,13 @@ class SGE(QsubCommands):
     terse: ClassVar[tuple[str, ...]] = ("-terse",)
     unanswered = NO_ANSWER
     job_limit = JOB_LIMIT
+
+    def run(self, *command: str, good: tuple[int, ...] = (0,)) -> str:
+        """As in `QsubCommands`; without a qmaster qconf exits as if what it shows were missing, and qstat -j with 0."""
+        done = query(*command, timeout=self.timeout, environment=os.environ, good=good)
+        if NO_ANSWER.search(done.stderr):
+            raise QueryError(f"{command[0]} failed: {' '.join(done.stderr.split())}")
+        return done.stdout
 
     def jobs(self) -> dict[str, SchedulerJob]:
         return parse_jobs(self.run("qstat", "-xml", "-g", "d", "-u", getpass.getuser()))
@@ -128,7 +138,7 @@ class SGE(QsubCommands):
     def request(
         self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None
     ) -> SubmitCommand:
-        noted = command_line(Path(script).read_text() if text is None else text)
+        noted = command_line(os.fsdecode(Path(script).read_bytes()) if text is None else text)
         named = [script] if text is None else []  # without a path, qsub reads stdin
         return SubmitCommand(["qsub", *noted, *arguments, *named], environment, text)
 

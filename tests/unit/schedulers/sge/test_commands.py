@@ -37,6 +37,11 @@ def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
     return make
 
 
+def test_a_script_need_not_be_utf_8(tmp_path: Path) -> None:
+    (tmp_path / "script.sh").write_bytes(b"#qsub -g team\nlauncher_workdir=/home/me/\xe4\n")
+    assert SGE().request(str(tmp_path / "script.sh"), {}).command[:3] == ["qsub", "-g", "team"]
+
+
 def test_jobs_and_elements_of_arrays_are_told_apart() -> None:
     jobs = client.parse_jobs(recorded("qstat-g-d.xml"))
     assert {job.id: job.raw_state for job in jobs.values()} == {
@@ -77,6 +82,27 @@ def test_a_job_that_is_not_there_is_no_error(says: Says) -> None:
     says("qstat", recorded("qstat-j-unknown.xml"), code=1)
     assert SGE().find("tok2", "arr") is None
     assert SGE().origins(["99999"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("ask", "output", "code"),
+    [
+        (lambda sge: sge.find("launcher-1", "job"),
+         "<?xml version='1.0'?>\n<comunication_error >\n <AN_status>11</AN_status>\n</comunication_error>\n", 0),
+        (lambda sge: sge.environment("mpi"), "", 1),
+        (lambda sge: sge.environments(), "", 1),
+        (lambda sge: sge.queues(), "", 1),
+        (lambda sge: sge.verified("5"), "", 1),
+    ],
+)  # fmt: skip
+def test_without_a_qmaster_it_is_not_known_what_there_is(
+    says: Says, ask: Callable[[SGE], object], output: str, code: int
+) -> None:
+    reason = 'unable to send message to qmaster using port 6444 on host "head": got send error\n'
+    for command in ("qstat", "qconf", "qalter"):
+        says(command, output, f"error: commlib error: got select error (Connection refused)\n{reason}", code)
+    with pytest.raises(QueryError, match="unable to send message to qmaster"):
+        ask(SGE())
 
 
 def test_what_is_no_xml_is_no_answer(says: Says) -> None:
