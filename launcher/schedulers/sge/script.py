@@ -30,6 +30,7 @@ TAKEN = {
     "g": "use cluster.group", **dict.fromkeys("oejk", "the output's place is the launcher's"),
     "v": "set the variable in the environment", "V": "the environment is handed on anyway",
     "C": "the script's lines would not count", "hold_jid": "use after", "hold_jid_ad": "use after",
+    **dict.fromkeys(("ac", "dc", "sc"), "the launcher finds its jobs by their context"),
     "terse": "the launcher finds its jobs by what qsub prints", "sync": "use wait", "verify": "use dry_run=true",
     "clear": "the site's defaults are the site's", "S": "the script is bash's", "b": "the job has a script",
 }  # fmt: skip

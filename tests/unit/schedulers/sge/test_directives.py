@@ -70,7 +70,7 @@ def test_amounts_count_for_each_slot() -> None:
         ({"directives": {"N": "x"}}, "use name"),
         *(
             ({"directives": {name: value}}, f"the qsub option -{name} cannot be")
-            for name, value in (("sync", "y"), ("verify", True))
+            for name, value in (("sync", "y"), ("verify", True), ("ac", "project=x"), ("sc", "a=1"), ("dc", "a"))
         ),
         ({"directives": {"pe": "x 2"}}, "use nodes and cluster.parallel_environment"),
         ({"directives": {"V": True}}, "the environment is handed on anyway"),
