@@ -205,6 +205,8 @@ class Slurm(Struct):
         """Returns when a job with these sbatch options would start (`sbatch --test-only`). Submits nothing."""
         command = ("sbatch", "--test-only", *in_cluster(), *options, "--wrap=true")
         done = query(*command, timeout=self.timeout, environment=environment, good=(0, 1))
+        if done.returncode and NO_ANSWER.search(done.stderr):
+            raise QueryError(done.stderr.strip())
         return parse_trial(done.stderr + done.stdout)
 
     def _change(self, *command: str) -> None:

@@ -378,6 +378,14 @@ def test_a_requeue_whose_answer_is_lost_is_looked_for(
     assert type(raised.value) is error
 
 
+def test_a_trial_without_an_answer_says_nothing_of_the_job(commands: Path) -> None:
+    put(commands, "sbatch", "echo 'sbatch: error: Unable to contact slurm controller (connect failure)' >&2; exit 1")
+    with pytest.raises(QueryError, match="Unable to contact"):
+        Slurm().trial([], os.environ)
+    put(commands, "sbatch", "echo 'sbatch: error: allocation failure: Invalid qos' >&2; exit 1")
+    assert Slurm().trial([], os.environ).words == "Invalid qos"
+
+
 def test_all_commands_ask_the_cluster_of_slurm_clusters(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """sbatch and sacct by an option, as sacct does not read the variable, and sbatch's job would get it."""
     for name in ("sbatch", "sacct", "squeue", "scontrol", "scancel"):
