@@ -23,11 +23,12 @@ def seconds_left(environ: Mapping[str, str]) -> float | None:
     """Returns the seconds until Slurm ends this job, by its controller's time if known; None: no job, or unknown."""
     if not environ.get("SLURM_JOB_ID"):
         return None
-    environ = {**environ, "SLURM_TIME_FORMAT": "standard"}
+    environ = {**environ, "SLURM_TIME_FORMAT": "standard", "TZ": "UTC"}  # local times repeat when clocks are set back
     commands = (["squeue", "-h", "-j", own_job(environ), "-o", "%e"], ["scontrol", "show", "config"])
     asked = [_start(words, environ) for words in commands]
     ends, config = (_seconds(_answer(process)) for process in asked)
-    return None if ends is None else ends - (time.time() if config is None else config)
+    now = time.mktime(time.gmtime(time.time())) if config is None else config
+    return None if ends is None else ends - now
 
 
 def _start(words: list[str], environ: Mapping[str, str]) -> subprocess.Popen[str] | None:
@@ -52,9 +53,10 @@ def _answer(process: subprocess.Popen[str] | None) -> str:
 
 
 def _seconds(answer: str) -> float | None:
+    # From any moment, since only differences count; standard time has no gaps and no repetitions.
     # With SLURM_CLUSTERS squeue prints `CLUSTER: NAME` first, despite -h
     match = _TIME.search(re.sub(r"\ACLUSTER: .*\n", "", answer).partition(os.linesep)[0])
     if match is None:
         return None
     year, month, day, hour, minute, second = map(int, match.groups())
-    return time.mktime((year, month, day, hour, minute, second, 0, 0, -1))
+    return time.mktime((year, month, day, hour, minute, second, 0, 0, 0))

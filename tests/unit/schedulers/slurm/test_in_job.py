@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import calendar
+import os
 import stat
 import time
 from pathlib import Path
@@ -61,11 +63,30 @@ def test_without_the_controllers_clock_this_nodes_clock_counts(
     tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch, in_job)
-    clock.now = time.mktime((2026, 11, 24, 10, 0, 0, 0, 0, -1))
+    clock.now = calendar.timegm((2026, 11, 24, 10, 0, 0))
     answers(tmp_path, "squeue", "2026-11-24T11:00:00\n")
     monkeypatch.setenv("PATH", f"{tmp_path}")
     (tmp_path / "sh").symlink_to("/bin/sh")
     assert in_job.seconds_left({**environ, "PATH": str(tmp_path)}) == 3600.0
+
+
+@pytest.mark.parametrize("clock_known", [False, True])
+def test_the_hour_that_comes_twice_when_clocks_are_set_back_counts_twice(
+    tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, clock_known: bool
+) -> None:
+    """Half past two in summer time is now, and the job ends at half past two in standard time."""
+    now = calendar.timegm((2026, 10, 25, 0, 30, 0))
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+    time.tzset()
+    try:
+        Clock(monkeypatch, in_job).now = now
+        answers(tmp_path, "squeue", f"$(date -d @{now + 3600} +%FT%T)")
+        answers(tmp_path, "scontrol", f"as of $(date -d @{now} +%FT%T)" if clock_known else "")
+        monkeypatch.setenv("PATH", environ["PATH"])
+        assert in_job.seconds_left({**environ, "TZ": os.environ["TZ"]}) == 3600.0
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_outside_of_slurm_there_is_no_end() -> None:
