@@ -23,6 +23,7 @@ from launcher.runs.events import StopRequested
 from launcher.schedulers import registry, topology
 
 STRAGGLERS = 60.0  # seconds after the end of the run in which tasks end by themselves
+NOTICED = 0.1  # seconds in which a stop signal is noticed, however long the pause between two polls of the tasks is
 
 
 class Task(Protocol):
@@ -109,7 +110,9 @@ def watch(
             if signals:  # recorded at once, because PBS may kill the job script soon
                 request = StopRequested(signal=signal.Signals(signals[0]).name, host=socket.gethostname())
                 Events(current_attempt(), "spawn")(request)
-        time.sleep(pause)
+        poll_at = time.monotonic() + pause
+        while (rest := poll_at - time.monotonic()) > 0 and not (signals and kill_at is None):
+            time.sleep(min(rest, NOTICED))
 
 
 def attempt_is_over() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,6 +51,27 @@ def test_a_function_ends_when_only_tasks_on_lost_nodes_are_left(
     assert task_group.watch(tasks, [], 30.0, 0.5, keep_going=True, lost=lambda: gone) == code
     assert [number for number, task in enumerate(tasks) if task.killed] == killed
     assert after <= clock.now - began < after + 5
+
+
+def test_a_signal_is_noticed_although_many_tasks_are_polled_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    signals: list[int] = []
+    told: list[float] = []
+
+    class Stopped(Task):
+        def terminate(self) -> None:
+            told.append(clock.now)
+            self.killed = True
+
+    class Signalled(Clock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if self.now > stop:
+                signals.append(signal.SIGTERM)
+
+    clock = Signalled(monkeypatch, task_group)
+    stop = clock.now + 50
+    assert task_group.watch([Stopped(clock, math.inf)], signals, 30.0, pause=40.0) == 137
+    assert told[0] - stop < 1
 
 
 @pytest.mark.parametrize("keep_going", [False, True])
