@@ -161,12 +161,13 @@ def assign_nodes(reports: Sequence[tuple[int | None, str]], hosts: Sequence[str]
     hosts: host of each node according to the source; used if all node ranks are known and the numbers match.
     """
     by_number = all(number is not None for number, _ in reports)
-    places: list[int | str] = [number if by_number and number is not None else host for number, host in reports]
-    order = sorted(set(places), key=lambda place: place if isinstance(place, int) else places.index(place))
+    places = [number if by_number else host for number, host in reports]
     named = {place: host for place, (_, host) in zip(reversed(places), reversed(reports), strict=True)}
+    order = sorted(dict.fromkeys(places), key=lambda place: place if isinstance(place, int) else 0)  # hosts: as seen
+    node_ranks = {place: number for number, place in enumerate(order)}
     fits = by_number and len(hosts) == len(order)
     return Nodes(
-        tuple(order.index(place) for place in places), tuple(hosts) if fits else tuple(named[place] for place in order)
+        tuple(node_ranks[place] for place in places), tuple(hosts) if fits else tuple(named[place] for place in order)
     )
 
 
@@ -206,7 +207,10 @@ def _allocation(environ: Environ, read: Callable[[str], str]) -> tuple[str, ...]
     if nodes := environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST"):
         return tuple(expand(nodes))
     if path := environ.get("PBS_NODEFILE"):
-        return tuple(hosts_of(read(path)))
+        try:
+            return tuple(hosts_of(read(path)))
+        except FileNotFoundError:  # PBS Pro before 2021 writes it on the job's first node only
+            return tuple(hosts_in(environ))
     return ()
 
 

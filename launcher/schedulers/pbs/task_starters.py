@@ -28,7 +28,7 @@ from launcher.schedulers import tasks as task_group
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.pbs.client import PBS, find
 from launcher.schedulers.tasks import attempt_is_over
-from launcher.schedulers.topology import hosts_of
+from launcher.schedulers.topology import hosts_of, variable
 
 # -- One task on a node of the current PBS job, started by pbsdsh: its script, and the process that watches it
 # pbsdsh transfers no environment, output, exit status or signals, so files in the attempt's folder `tasks/` do:
@@ -137,12 +137,11 @@ def write_environment(folder: Path, environ: Mapping[str, str]) -> TaskEnvironme
 def write_script(folder: Path, environment: TaskEnvironment, cwd: str, command: Sequence[str]) -> None:
     """Writes the script that all tasks of a folder run, and the file `signal`."""
     (folder / SIGNAL).write_text(f"{NO_SIGNAL}\n")
-    (folder / "task.sh").write_text(
-        SCRIPT.format(
-            folder=shlex.quote(str(folder)), environment=environment.shell, guard=processes.GUARD,
-            cwd=shlex.quote(cwd), command=shlex.join(command), signal=SIGNAL, look=LOOK,
-        )
+    text = SCRIPT.format(
+        folder=shlex.quote(str(folder)), environment=environment.shell, guard=processes.GUARD,
+        cwd=shlex.quote(cwd), command=shlex.join(command), signal=SIGNAL, look=LOOK,
     )  # fmt: skip
+    (folder / "task.sh").write_bytes(os.fsencode(text))
 
 
 class PbsTask:
@@ -357,13 +356,15 @@ def run_mpiexec(request: task_group.TaskRequest) -> int:
     folder, words = request.folder, request.mpiexec
     os.umask(0o077)
     folder.mkdir()
-    environment, script = write_environment(folder, os.environ), folder / "task.sh"
-    script.write_text(
-        MPIEXEC_SCRIPT.format(
-            folder=shlex.quote(str(folder)), environment=environment.shell, guard=processes.GUARD,
-            cwd=shlex.quote(os.getcwd()), command=shlex.join(request.command),
-        )
+    environ = dict(os.environ)
+    if path := environ.get("PBS_NODEFILE"):  # which may be on this node only
+        environ |= variable(list(hosts_of(Path(path).read_text())))
+    environment, script = write_environment(folder, environ), folder / "task.sh"
+    text = MPIEXEC_SCRIPT.format(
+        folder=shlex.quote(str(folder)), environment=environment.shell, guard=processes.GUARD,
+        cwd=shlex.quote(os.getcwd()), command=shlex.join(request.command),
     )  # fmt: skip
+    script.write_bytes(os.fsencode(text))
     try:
         process = subprocess.Popen([*words, "/bin/bash", str(script)], stdin=subprocess.DEVNULL)
     except OSError as error:

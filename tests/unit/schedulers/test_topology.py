@@ -17,6 +17,7 @@ from launcher.schedulers.topology import (
     derive,
     nodes_in_order,
 )
+from tests.unit.operations import Counted
 
 NODE_FILES = {
     "/aux/two": "n1.site\nn1.site\nn2.site\nn2.site\n\n",
@@ -25,8 +26,14 @@ NODE_FILES = {
 }
 
 
+def read(path: str) -> str:
+    if path not in NODE_FILES:
+        raise FileNotFoundError(path)
+    return NODE_FILES[path]
+
+
 def place(environ: dict[str, str], hostname: str = "here") -> Topology:
-    return derive(environ, hostname, NODE_FILES.__getitem__)
+    return derive(environ, hostname, read)
 
 
 LOCAL = {
@@ -63,6 +70,7 @@ PALS = {
 }  # fmt: skip
 MPICH = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "SLURM_JOB_ID": "9"}
 PBS = {"PBS_NODEFILE": "/aux/two", "PBS_NODENUM": "1", "PBS_TASKNUM": "20000001", "PBS_JOBID": "8.srv"}
+OTHER_NODE = {"PBS_NODEFILE": "/aux/on-the-first-node"}
 TWO = {"SLURM_JOB_NODELIST": "n[1-2]"}
 N12, S12 = ("n1", "n2"), ("n1.site", "n2.site")
 FIELDS = ("rank", "local_rank", "node_rank", "world_size", "local_world_size", "nnodes", "hosts", "master", "job")
@@ -85,6 +93,8 @@ FIELDS = ("rank", "local_rank", "node_rank", "world_size", "local_world_size", "
         ("openmpi", {**OPENMPI, **TWO}, "elsewhere", (3, 1, 1, 4, 2, 2, N12, "n1", "openmpi-ns")),
         ("openmpi", {**OPENMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, "h", (3, 1, 0, 4, 4, 1, ("h",), "h", "openmpi-ns")),
         ("pals", PALS, "x", (2, 0, 1, 4, 2, 2, S12, "n1.site", "pals-ap")),
+        ("pals", {**PALS, **OTHER_NODE, "LAUNCHER_HOSTS": "a,b"}, "x", (2, 0, 1, 4, 2, 2, ("a", "b"), "a", "pals-ap")),
+        ("launcher", {**LOCAL, **OTHER_NODE}, "x", (3, 1, 1, 4, 2, 2, ("h", "h"), "h", "j")),
         ("mpich", {**MPICH, **TWO}, "n1", (1, 1, 0, 4, 2, 2, N12, "n1", "mpich-9")),
         ("mpich", {**MPICH, "MPI_LOCALNRANKS": "4"}, "h", (1, 1, 0, 4, 4, 1, ("h",), "h", "mpich-9")),
         ("pbs", PBS, "x", (1, 0, 1, 2, 1, 2, S12, "n1.site", "pbs-8.srv")),
@@ -287,6 +297,15 @@ def test_with_an_arbitrary_distribution_the_host_of_rank_0_must_be_told() -> Non
     assert {(each.master, nodes_in_order(each)) for each in told} == {("n2", ())}
     (alone,) = srun("1", [0], SLURM_DISTRIBUTION="arbitrary")
     assert (alone.master, nodes_in_order(alone)) == ("n1", ())
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_nodes_of_many_ranks_are_looked_up_and_not_searched_for(known: bool) -> None:
+    nodes = [Counted(number) for number in range(100)]
+    reports = [(node if known else None, node) for node in nodes for _ in range(8)]
+    Counted.compared = 0
+    assert len(assign_nodes(reports).hosts) == 100  # type: ignore[arg-type]
+    assert Counted.compared < 10 * len(reports)
 
 
 def test_simulated_nodes_share_a_host_and_are_several() -> None:

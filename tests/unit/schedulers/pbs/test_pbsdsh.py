@@ -279,6 +279,18 @@ def test_a_task_that_ended_without_its_exit_status_is_no_error_in_the_code(
     assert out_of_memory == (signal == "SIGKILL")
 
 
+def test_mpiexecs_tasks_learn_the_hosts_from_the_only_node_with_the_node_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nodes").write_text("n1\nn1\nn2\n")
+    monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "nodes"))
+    monkeypatch.chdir(tmp_path)
+    command = ["sh", "-c", f"echo $LAUNCHER_HOSTS >{tmp_path}/out"]
+    wanted = TaskRequest(tmp_path / "tasks", 2, 1, 1.0, command, [], mpiexec=["env"])
+    assert task_starters.run_mpiexec(wanted) == 0
+    assert (tmp_path / "out").read_text() == "n1,n2\n"
+
+
 @pytest.mark.parametrize(("variables", "code", "where"), [({"LAUNCHER_RUN_DIR": "/runs/a"}, 0, "/"), ({}, 93, None)])
 def test_where_the_folder_is_missing_only_an_agent_is_started_to_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], code: int, where: str | None
