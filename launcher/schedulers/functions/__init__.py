@@ -106,6 +106,8 @@ class Parameters(ABC):
             kind, least = kinds[name], 0 if name in ("ngpus", "signal_delay_s") else 1
             if kind == "str" and not isinstance(value, str):
                 raise ValueError(f"{name}={value!r}: it must be a text")
+            if kind == "bool" and not isinstance(value, bool):
+                raise ValueError(f"{name}={value!r}: it must be True or False")
             texts = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
             if kind == "Mapping" and not texts:
                 raise ValueError(f"{name}={value!r}: it must be a dictionary with texts as keys")
@@ -352,9 +354,8 @@ class FunctionExecutor(OwnSubmission):
                 indices=part,
                 umask=_umask(),
             )
-            for path, content in ((script, text), (job_file, json.dumps(as_json(for_driver), indent=1))):
-                path.touch(mode=0o600)
-                path.write_text(content)
+            safe_io.write(script, text)
+            safe_io.write(job_file, json.dumps(as_json(for_driver), indent=1))
         except BaseException:
             _remove(script, job_file, *payloads)
             raise
@@ -370,7 +371,8 @@ class FunctionExecutor(OwnSubmission):
             _remove(script, job_file, *payloads)
             raise
         ids = [job_id] if len(part) == 1 else [element_id(job_id, index) for index in part]
-        jobs: list[core.Job[Any]] = [self.job_class(self.folder, each, range(self._num_tasks())) for each in ids]
+        tasks = range(self._num_tasks())
+        jobs: list[core.Job[Any]] = [self.job_class(self.folder, each, tasks) for each in ids]
         # The job looks for its payload under both names, and may have written a checkpoint under the new one already.
         for job, payload in zip(jobs, payloads, strict=True):
             link_as(payload, job.paths.submitted_pickle)

@@ -101,7 +101,8 @@ class FunctionEnvironment(job_environment.JobEnvironment):
             os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
         first, token = os.environ["LAUNCHER_JOB_ID"], f"launcher-{os.urandom(8).hex()}"
         queries = self.scheduler.queries(QUERY_TIMEOUT)
-        text, options = self.scheduler.resubmission(Path(os.environ["LAUNCHER_SCRIPT"]).read_text(), token, first)
+        script = os.fsdecode(Path(os.environ["LAUNCHER_SCRIPT"]).read_bytes())
+        text, options = self.scheduler.resubmission(script, token, first)
         try:
             job_id = submit_once(
                 lambda: queries.submit("-", without_secrets(os.environ, SECRETS), *options, text=text),

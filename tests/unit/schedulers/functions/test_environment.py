@@ -94,5 +94,8 @@ def test_a_function_is_submitted_by_the_command_itself(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(functions, "detect", lambda: Qsub(QsubKind.PBS))
     monkeypatch.setattr(PBS, "submit", accepts)
+    odd = os.fsencode(tmp_path) + b"/\xe4"  # a name that is not UTF-8
+    os.mkdir(odd)
+    monkeypatch.chdir(os.fsdecode(odd))
     assert PBSExecutor(tmp_path / "jobs").submit(print).job_id == "7.server"
     assert asked == ["-f"]

@@ -82,6 +82,7 @@ def test_parameters_are_read_in_the_users_words(given: dict[str, Any], fields: d
         *(({"select": "2:ncpus=4", name: value}, f"{name} and select exclude each other: say it in select")
           for name, value in {"nodes": 2, "ngpus": 1, "mem": "1G", "chunk": {"a": 1}, "cpus_per_task": 4}.items()),
         ({"name": 5}, "name=5: it must be a text"),
+        ({"rerunnable": "no"}, "rerunnable='no': it must be True or False"),
         ({"select": 2}, "select=2: it must be a text"),
         ({"directives": {1: "x"}}, "directives={1: 'x'}: it must be a dictionary with texts as keys"),
         *(({name: value}, f"{name}={value!r}: it must be a dictionary with texts as keys")
