@@ -83,17 +83,22 @@ def shell(cluster: RemoteCluster, script: str, data: bytes | None = None) -> str
     """
     encoded = base64.b64encode(script.encode()).decode()
     words = [*arguments(cluster, prompts=True), f"sh -c 'exec bash -lc \"$(echo {encoded} | base64 -d)\"'"]
-    try:
-        done = subprocess.run(words, input=data or b"", capture_output=True, timeout=TIMEOUT, check=False)
-    except subprocess.TimeoutExpired:
-        raise Unreachable(f"{cluster.host}: no answer within {TIMEOUT:g} s") from None
-    except OSError as error:
-        raise ConfigError(f"ssh cannot be started on this machine: {error.strerror}") from None
+    with tempfile.TemporaryFile() as errors:  # no pipe: before OpenSSH 8.5 the control connection keeps it open
+        try:
+            done = subprocess.run(
+                words, input=data or b"", stdout=subprocess.PIPE, stderr=errors, timeout=TIMEOUT, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise Unreachable(f"{cluster.host}: no answer within {TIMEOUT:g} s") from None
+        except OSError as error:
+            raise ConfigError(f"ssh cannot be started on this machine: {error.strerror}") from None
+        errors.seek(0)
+        said = errors.read()
     if done.returncode == 255:
-        raise Unreachable(f"{cluster.host}: {clean(done.stderr.decode(errors='replace')).strip() or 'no connection'}")
+        raise Unreachable(f"{cluster.host}: {clean(said.decode(errors='replace')).strip() or 'no connection'}")
     if done.returncode:
-        said = clean((done.stdout + done.stderr).decode(errors="replace")).strip().splitlines()
-        raise RunError(f"{cluster.host}: {' '.join(said[-5:]) or f'exit code {done.returncode}'}")
+        lines = clean((done.stdout + said).decode(errors="replace")).strip().splitlines()
+        raise RunError(f"{cluster.host}: {' '.join(lines[-5:]) or f'exit code {done.returncode}'}")
     return clean(done.stdout.decode(errors="replace"))
 
 
@@ -196,9 +201,9 @@ def install(cluster: RemoteCluster, python: FarPython, activate: Sequence[str], 
     library = f"venv/lib/python{python.version[0]}.{python.version[1]}/site-packages"
     more = f"echo {shlex.quote(python.packages)} >{library}/more.pth &&" if python.packages else ""
     shell(cluster, "\n".join([
-        *activate, "umask 077", f"new=$HOME/{folder}", 'mkdir -p "$new" || exit 1',
-        "set_up() {", 'cd "$new" && tar xf - &&', f"{python.python} -m venv --system-site-packages venv &&",
-        more, "venv/bin/python -I -m pip --disable-pip-version-check -q install --no-index --no-deps wheels/*.whl",
+        *activate, "umask 077", f"new=$HOME/{folder}", 'mkdir -p "$new" || exit 1', "set_up() {",
+        'cd "$new" && tar xf - &&', f"{shlex.quote(python.python)} -m venv --system-site-packages venv &&", more,
+        "venv/bin/python -I -m pip --disable-pip-version-check -q install --no-index --no-deps wheels/*.whl",
         '[ $? = 0 ] && rm -rf wheels && venv/bin/python -I -c "import launcher.cli.ssh_serve"', "}",
         f'set_up && ln -sfn "$new" "$HOME/{there}" && exit 0', 'rm -rf "$new"; exit 1',
     ]), packed.getvalue())  # fmt: skip

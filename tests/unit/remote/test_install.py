@@ -16,7 +16,7 @@ import pytest
 from launcher.cli import commands
 from launcher.errors import ConfigError
 from launcher.remote import install
-from launcher.remote.clusters import COMMAND, RemoteCluster, parsed
+from launcher.remote.clusters import COMMAND, RemoteCluster, Unreachable, parsed
 from launcher.remote.install import FarPython
 
 USER_SITE = Path(sysconfig.get_path("purelib", "posix_user", {"userbase": ".local"}))
@@ -60,12 +60,31 @@ def test_what_the_user_has_installed_for_themselves_is_brought_along(
             archive.writestr("plain-1.0.dist-info/RECORD", "")
 
     monkeypatch.setattr(install, "download", download)
-    facts = {"python": sys.executable, "version": sys.version_info[:3], "machine": "", "libc": "", "venv": True}
+    (python_there := home / "a b/python").parent.mkdir()
+    python_there.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python_there.chmod(0o700)
+    facts = {"python": str(python_there), "version": sys.version_info[:3], "machine": "", "libc": "", "venv": True}
     install.install(
         cluster, FarPython(**facts, torch=None, numpy=None, packages=sysconfig.get_path("purelib")), [], install.wheel()
     )
     python = home / Path(COMMAND).parent / "venv/bin/python"
     subprocess.run([python, "-I", "-c", "import plain, launcher"], check=True)
+
+
+def test_the_control_connection_may_keep_the_errors_of_ssh_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of OpenSSH before 8.5 does."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\nsleep 20 >/dev/null &\necho fine; echo warning >&2\n")
+    ssh.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(install, "TIMEOUT", 5.0)
+    target = parsed(tmp_path / "hpc.yaml", "ssh: login\n")
+    assert install.shell(target, "true") == "fine\n"
+    ssh.write_text("#!/bin/sh\nsleep 20 >/dev/null &\necho gone >&2; exit 255\n")
+    with pytest.raises(Unreachable, match="login: gone"):
+        install.shell(target, "true")
 
 
 def test_a_numpy_that_only_the_user_has_is_none(home: Path, cluster: RemoteCluster) -> None:
