@@ -55,13 +55,12 @@ For changes of the launcher itself: modules that belong to no package.
 # Nothing is imported here: `python -m launcher` first checks whether others can put modules into the working folder.
 TYPE_CHECKING = False  # type checkers take this name for True
 if TYPE_CHECKING:
-    from launcher.api import PreparedRun, Run, find, prepare, submit
+    from launcher.api import PreparedRun, RemoteRun, Run, find, prepare, submit
     from launcher.checkpoint.checkpointer import Checkpointer
     from launcher.checkpoint.resumable import GlobalBatchSampler, Resumable
     from launcher.errors import ConfigError
     from launcher.monitoring.run_status import RunState
     from launcher.plan.workload_hook import WorkloadHook
-    from launcher.remote.command import RemoteRun
     from launcher.schedulers.topology import Topology, TopologyError
     from launcher.worker.process_group import Env, evaluated, init, progress, rank_zero, report, run_dir
     from launcher.worker.stop import should_stop, stopping
@@ -77,8 +76,8 @@ _MODULES = {
     "ConfigError": "launcher.errors",
     "GlobalBatchSampler": "launcher.checkpoint.resumable",
     "PreparedRun": "launcher.api",
+    "RemoteRun": "launcher.api",
     "Resumable": "launcher.checkpoint.resumable",
-    "RemoteRun": "launcher.remote.command",
     "Run": "launcher.api",
     "RunState": "launcher.monitoring.run_status",
     "Topology": "launcher.schedulers.topology",

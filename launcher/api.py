@@ -7,20 +7,29 @@ when a scheduler takes seconds to respond. Errors are those of launcher.errors.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.config.keys import opened
 from launcher.config.overrides import element
-from launcher.errors import ConfigError, UnavailableError
+from launcher.errors import (
+    BAD_INPUT,
+    ConfigError,
+    LauncherError,
+    NoRunError,
+    RunError,
+    SubmissionError,
+    UnavailableError,
+)
 from launcher.files.folder_checks import require_own
 from launcher.monitoring.run_status import JobMonitor, RunState, status_of, wait_until_over
 from launcher.paths import GROUPS, default_runs_dir
-from launcher.remote.clusters import locate
-from launcher.remote.command import RemoteRun, submitted
+from launcher.remote import command
+from launcher.remote.clusters import RemoteCluster, Unreachable, chosen, locate
 from launcher.runs import directory, lookup
 from launcher.runs.output import Stream
 from launcher.runs.sweep_directory import sweep_of
@@ -35,6 +44,7 @@ if TYPE_CHECKING:
 Overrides = str | Sequence[str] | Mapping[str, Any]
 
 FIRST, SLOWEST = 0.1, 15.0  # seconds between polls: at first, at most
+FIRST_REMOTE, SLOWEST_REMOTE = 1.0, 30.0  # the same behind ssh
 
 
 class Run:
@@ -138,6 +148,66 @@ class Run:
 
 
 @dataclass(frozen=True)
+class RemoteRun:
+    """A run on a cluster behind ssh. Every method asks the launcher there; Unreachable: it did not answer."""
+
+    cluster: RemoteCluster
+    id: str
+
+    def state(self) -> RunState:
+        """Returns the run's current state; raises RunError: there is no such run."""
+        state = self._row()["state"]
+        return RunState(state) if state in {each.value for each in RunState} else RunState.UNKNOWN
+
+    def metrics(self) -> dict[str, Any]:
+        """Returns the metrics that rank 0 has returned or reported; empty: none yet."""
+        return self._row().get("metrics") or {}
+
+    def wait(self, timeout: float | None = None) -> RunState:
+        """Waits until the run is over, and returns its state; after `timeout` seconds (None: no limit) that it has.
+
+        A cluster that does not answer is asked again.
+        """
+        return wait_until_over(self.state, timeout, first=FIRST_REMOTE, slowest=SLOWEST_REMOTE, unavailable=Unreachable)
+
+    def cancel(self) -> None:
+        """Cancels the run; raises RunError."""
+        self._call(["cancel", self.id])
+
+    def resume(self, overrides: Overrides = (), *, new_snapshot: bool = False, **keys: Any) -> RemoteRun:
+        """Submits another attempt, as `Run.resume`, and returns this run; raises ConfigError or SubmissionError."""
+        words = ["resume", self.id, *as_overrides(overrides, keys), "wait=false", "--yes"]
+        code = partial(command.SentCode.here, self.cluster, words) if new_snapshot else None
+        self._call([*words, *(["--new-snapshot"] if new_snapshot else [])], submits=True, code=code)
+        return self
+
+    def logs(self) -> Iterator[str]:
+        """Yields the lines that the run has printed so far; those of rank 3 start with `[3] `."""
+        if text := self._call(["logs", self.id]):
+            yield from text.removesuffix("\n").split("\n")
+
+    def _row(self) -> dict[str, Any]:
+        row: dict[str, Any] = command.rows_of(self._call(["status", self.id, "--json"]), self.cluster.name)[0]
+        if "state" not in row:
+            raise NoRunError(f"{self.id} is a sweep: name one of its points ({self.id}/0)")
+        return row
+
+    def _call(
+        self, words: Sequence[str], *, submits: bool = False, code: Callable[[], command.SentCode] | None = None
+    ) -> str:
+        said, printed = list[str](), list[bytes]()
+        failed = command.call(self.cluster, words, prompts=submits, code=code, show=printed.append, errors=said.append)
+        if failed:
+            wrong, other = (ConfigError, SubmissionError) if submits else (NoRunError, RunError)
+            raise _as_said(said, wrong if failed == BAD_INPUT else other)
+        return b"".join(printed).decode(errors="replace")
+
+
+def _as_said(said: Sequence[str], error: type[LauncherError]) -> LauncherError:
+    return error("".join(said).strip().removeprefix("launcher: "))
+
+
+@dataclass(frozen=True)
 class PreparedRun:
     """A run that has passed every check of a submission, as returned by a dry run. `submit` submits exactly this."""
 
@@ -201,7 +271,17 @@ def submit(overrides: Overrides = (), **keys: Any) -> Run | RemoteRun:
         SubmissionError: the scheduler refused (nothing is left behind), or did not respond (call it again with the
             run_id in the text).
     """
-    return submitted(as_overrides(overrides, keys)) or prepare(overrides, **keys).submit()
+    words = as_overrides(overrides, keys)
+    if (cluster := chosen(words)) is None:
+        return prepare(overrides, **keys).submit()
+    given = {key: value.lower() for key, value in command.keys_of(words).items()}
+    _require_submission(dry_run=given.get("dry_run") == "true", submit=given.get("submit") != "false")
+    said: list[str] = []
+    made = command.submit([*words, "--yes"], show=lambda _: None, errors=said.append)
+    assert made is not None, "they choose a cluster behind ssh"
+    if made.exit_code:
+        raise _as_said(said, ConfigError if made.exit_code == BAD_INPUT else SubmissionError)
+    return RemoteRun(cluster, made.run_id)
 
 
 def prepare(overrides: Overrides = (), **keys: Any) -> PreparedRun:
@@ -216,11 +296,15 @@ def prepare(overrides: Overrides = (), **keys: Any) -> PreparedRun:
     words = as_overrides(overrides, keys)
     require_names(words)
     composed = resume.composed_config(words)
-    if composed.config.dry_run:
-        raise ConfigError("dry_run=true: launcher.prepare(...) is a dry run; leave the key out")
-    if not composed.config.submit:
-        raise ConfigError("submit=false: it is for the command line, which prints the command; leave the key out")
+    _require_submission(dry_run=composed.config.dry_run, submit=composed.config.submit)
     return PreparedRun(ready_run(composed, words))
+
+
+def _require_submission(*, dry_run: bool, submit: bool) -> None:
+    if dry_run:
+        raise ConfigError("dry_run=true: launcher.prepare(...) is a dry run; leave the key out")
+    if not submit:
+        raise ConfigError("submit=false: it is for the command line, which prints the command; leave the key out")
 
 
 def find(name: str, runs_dir: str | os.PathLike[str] | None = None) -> Run | RemoteRun:

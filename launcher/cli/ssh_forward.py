@@ -26,7 +26,7 @@ from launcher.files import safe_io
 from launcher.formatting import brief, rough_size, write_output
 from launcher.remote import clusters, command
 from launcher.remote.clusters import RemoteCluster, Unreachable
-from launcher.remote.command import SentCode, call, in_terminal, profile_of
+from launcher.remote.command import SentCode, call, in_terminal, profile_of, rows_of
 
 # Commands about runs, and the attribute of their arguments that names these.
 RUNS = {
@@ -73,8 +73,8 @@ def forward(command: str, arguments: Namespace, words: Sequence[str]) -> int | N
                 else:
                     others = [each for each in names if each not in mine]
                     there = _renamed(words, {name: places[name][1] for name in mine}, others)
-                    codes.append(_forward(cluster, command, arguments, there))
-            rows += _rows(cluster, printed.getvalue() or "[]")
+                    codes.append(_forward(cluster, command, arguments, places[mine[0]][1], there))
+            rows += rows_of(printed.getvalue() or "[]", cluster.name if cluster else "this machine")
         except LauncherError as error:
             if len(groups) == 1:
                 raise
@@ -83,15 +83,6 @@ def forward(command: str, arguments: Namespace, words: Sequence[str]) -> int | N
     if one_list:
         print(json.dumps(rows, indent=1))
     return max(codes)
-
-
-def _rows(cluster: RemoteCluster | None, text: str) -> list[Any]:
-    try:
-        found = json.loads(text)
-        return found if isinstance(found, list) else [dict(found)]  # of one sweep, it is an object
-    except (ValueError, TypeError) as error:
-        where = "this machine" if cluster is None else cluster.name
-        raise Unreachable(f"{where}: its answer cannot be understood: {error}") from None
 
 
 def _listed(value: Any) -> list[str]:
@@ -107,13 +98,14 @@ def _renamed(words: Sequence[str], names: Mapping[str, str], without: Collection
     return [*kept, *words[at:]]
 
 
-def _forward(cluster: RemoteCluster, command: str, arguments: Namespace, words: Sequence[str]) -> int:
+def _forward(cluster: RemoteCluster, command: str, arguments: Namespace, name: str, words: Sequence[str]) -> int:
+    # name: of the run there; of several, of the first
     action = getattr(arguments, "action", "")
     terminal = sys.stdin is not None and sys.stdin.isatty()
     if command == "attach" and (arguments.what or ("shell" if terminal else "stack")) != "stack":
         return in_terminal(cluster, {"arguments": [command, *words]})
     if command == "report" or (command, action) == ("checkpoint", "extract"):
-        return _fetch(cluster, command, arguments, words)
+        return _fetch(cluster, command, arguments, name, words)
     new_code = command == "resume" and arguments.new_snapshot
     code = partial(SentCode.here, cluster, words) if new_code else None
     follows = any(getattr(arguments, name, False) for name in ("follow", "watch")) or "wait" in (command, action)
@@ -127,22 +119,17 @@ def _forward(cluster: RemoteCluster, command: str, arguments: Namespace, words: 
     return call(cluster, [command, *words], follows=follows, prompts=submits, code=code, show=show)
 
 
-def _fetch(cluster: RemoteCluster, command: str, arguments: Namespace, words: Sequence[str]) -> int:
+def _fetch(cluster: RemoteCluster, command: str, arguments: Namespace, name: str, words: Sequence[str]) -> int:
     # The command writes a file there, which becomes one here
-    skipped = iter(words)
-    wanted = [
-        word for word in skipped
-        if word != "--open" and not word.startswith("--output=") and not (word in ("-o", "--output") and next(skipped))
-    ]  # fmt: skip
-    name = re.sub(r"[^\w.+-]", "-", clusters.locate(arguments.name)[1])
     safe_io.make_folder(cluster.folder)
-    path = Path(arguments.output or cluster.folder / f"{name}.html")
+    path = Path(arguments.output or cluster.folder / (re.sub(r"[^\w.+-]", "-", name) + ".html"))
     if command != "report" and (arguments.output is None or path.exists()):
         why = "needs -o FILE" if arguments.output is None else f"-o {path}: it exists already"
         raise ConfigError(f"checkpoint extract of a run on {cluster.name}: {why}")
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise ConfigError(f"-o {path}: it is a folder, or in none")
-    exit_code = call(cluster, [command, *wanted], output=path)
+    # The other side adds an `-o` of its own, which counts as the last one
+    exit_code = call(cluster, [command, *(word for word in words if word != "--open")], output=path)
     if exit_code == DONE:
         print(f"wrote {path} ({rough_size(path.stat().st_size)})")
         if getattr(arguments, "show", False):

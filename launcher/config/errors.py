@@ -167,7 +167,13 @@ def _about_a_file(text: str, kind: type | None) -> str | None:
         return f"{where}: there is no {missing[1]} to start from.{near(wanted, known)} Known: {', '.join(known)}"
     if re.search(r"Key '[^']+' (is )?not in", message):
         if kind is schema.Cluster:
-            return no_scheduler(name.rpartition("/")[2])
+            cluster = name.rpartition("/")[2]
+            if key.rpartition(".")[2] != "ssh":
+                return no_scheduler(cluster)
+            return (
+                f"cluster={cluster} is behind ssh, where the config of its runs is composed: it is for new runs and "
+                "sweeps, which dry_run=true on the command line shows"
+            )
         if words := of_other_schedulers(key, kind):
             return f"{where}: {words}"
         words = f"there is no key {_short(key, group)!r}.{_near(key, group, kind)}"

@@ -5,6 +5,6 @@ lacks, and what its commands print.
 
 - `clusters`: profiles with `ssh`, the one that a command line names, and the runs that are known to be there
 - `command`: one command over there: OpenSSH, frames between its output, what is said if it does not answer; submissions
-  with their code, and what of it is sent; a run there, for scripts in Python
+  with their code, and what of it is sent
 - `install`: what `site init --ssh` does: looks at the other side, and installs the launcher there
 """

@@ -25,6 +25,7 @@ from launcher.files.json_types import misfit
 from launcher.paths import default_runs_dir, user_data_dir
 
 TIMEOUT = 10.0  # seconds for an answer to `status` where the profile has no `timeout`
+LONGEST_TIMEOUT = 3600
 COMMAND = ".local/share/launcher/there/launcher"  # what `site init --ssh` installs, from the home folder there
 _PLAIN = re.compile(r"[A-Za-z0-9_./+~-]+")  # a path that no shell changes
 TYPES = {"ssh": str, "command": str, "profile": str, "secrets": list[str], "exclude": list[str], "timeout": float}
@@ -89,8 +90,8 @@ def parsed(path: Path, text: str) -> RemoteCluster:
         raise ConfigError(f"{path}: ssh: {host!r} is not [USER@]HOST, nor a name of ~/.ssh/config")
     if not _PLAIN.fullmatch(command):
         raise ConfigError(f"{path}: command: {command!r} is not a path of letters, digits and _ - + . /")
-    if not timeout > 0:
-        raise ConfigError(f"{path}: timeout: {timeout} is not a number of seconds")
+    if not 0 < timeout <= LONGEST_TIMEOUT:
+        raise ConfigError(f"{path}: timeout: {timeout} is not a number of seconds, at most {LONGEST_TIMEOUT}")
     return RemoteCluster(
         path.stem, path, host, command, values.get("profile", ""), tuple(values.get("secrets", ())),
         tuple(values.get("exclude", ())), float(timeout),
@@ -177,7 +178,7 @@ def locate(name: str) -> tuple[RemoteCluster | None, str]:
             if (here / name).lstat().st_mtime >= when:
                 return None, name
         return (cluster, run) if cluster else (None, name)
-    if (slash and os.path.exists(os.path.expanduser(name))) or (here / base).exists():
+    if (slash and os.path.exists(os.path.expanduser(name))) or os.path.exists(here / base):
         return None, name
     known = {name: known_runs(cluster) for name, cluster in clusters.items()}
     exact = _one_of_each_place([(clusters[each], base) for each, runs in known.items() if base in runs])

@@ -33,12 +33,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from launcher import __version__
 from launcher.config.overrides import key_of
 from launcher.environment.repository import CodeFile, Tree, check, commit_of, digest_of, listed, read_file, tree, within
-from launcher.errors import BAD_INPUT, ConfigError, RunError, SubmissionError
+from launcher.errors import ConfigError
 from launcher.files import folder_checks, safe_io
 from launcher.formatting import clean, plural, rough_size
 from launcher.paths import default_runs_dir, new_id, user_cache_dir
@@ -46,9 +46,6 @@ from launcher.redaction import secrets_in
 from launcher.remote import clusters
 from launcher.remote.clusters import RemoteCluster, Unreachable
 from launcher.units import parse_size
-
-if TYPE_CHECKING:
-    from launcher.monitoring.run_status import RunState
 
 PROTOCOL = 1  # of requests and frames; a launcher there of another one refuses by name
 HELLO = b"\x1eLAUNCHER\n"
@@ -61,7 +58,6 @@ _MOST_ERRORS = 1 << 16  # bytes of ssh's errors that are kept
 LARGE = 1 << 20  # bytes of code; that more are sent is said
 LIMIT = "100M"  # of the code, unless env.snapshot_limit is among the overrides
 PRINTS = ("--cfg", "--help", "-h", "--info", "-i", "--hydra-help")
-FIRST, SLOWEST = 1.0, 30.0  # seconds between polls: at first, at most
 
 Frame = Mapping[str, Any]
 
@@ -125,6 +121,7 @@ class Call:
             )
         except OSError as error:
             raise ConfigError(f"ssh cannot be started on this machine: {error.strerror}") from None
+        self._chunks = self._read()
         self.header = {"protocol": PROTOCOL, "launcher": __version__, "mark": self._mark.decode()}
 
     def __enter__(self) -> Call:
@@ -157,7 +154,7 @@ class Call:
     def events(self) -> Iterator[bytes | Frame]:
         """Yields pieces of the output, and frames; raises Unreachable: no connection, no answer in time, or lost."""
         frame = START + self._mark
-        for data in self._chunks():
+        for data in self._chunks:
             self._out += data
             if not self.connected:
                 _, hello, rest = self._out.partition(HELLO)  # in front of it is what shells print at a login
@@ -204,11 +201,9 @@ class Call:
     def take(self, size: int, into: Callable[[bytes], object]) -> None:
         """Passes the next `size` bytes of the output on, between two frames; raises Unreachable."""
         left = size
-        chunks = self._chunks()
         while left:
             if not self._out:
-                data = next(chunks, None)
-                if data is None:
+                if (data := next(self._chunks, None)) is None:
                     raise self._lost()
                 self._out += data
             part = bytes(self._out[:left])
@@ -216,13 +211,12 @@ class Call:
             into(part)
             left -= len(part)
 
-    def _chunks(self) -> Iterator[bytes]:
+    def _read(self) -> Iterator[bytes]:
         # Yields what comes on stdout until its end; passes stderr on
         assert self._process.stdout is not None and self._process.stderr is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            if not self._process.stderr.closed:
-                selector.register(self._process.stderr, selectors.EVENT_READ)
+            selector.register(self._process.stderr, selectors.EVENT_READ)
             while True:
                 for key, _ in selector.select(self._pause()):
                     data = os.read(key.fd, CHUNK)
@@ -375,6 +369,15 @@ def _answer(made: Call, frame: Mapping[str, Any], sent: SentCode | None, output:
         sent.send(frame["contents"], made.send)
 
 
+def rows_of(text: str | bytes, where: str) -> list[Any]:
+    """Returns what `status --json` has printed, of one sweep too, as a list; raises Unreachable: it is no JSON."""
+    try:
+        found = json.loads(text)
+        return found if isinstance(found, list) else [dict(found)]  # of one sweep, it is an object
+    except (ValueError, TypeError) as error:
+        raise Unreachable(f"{where}: its answer cannot be understood: {error}") from None
+
+
 # -- submissions and their code
 #
 # A list of the code's files (names, sizes, SHA-256) is known by its own digest. If the other side has a folder of this
@@ -506,6 +509,7 @@ def submit(
         return RemoteSubmission(
             cluster, run_id, call(cluster, words, prompts=True, code=code, show=show, errors=errors)
         )
+    known = id_key in keys and run_id in clusters.noted(cluster)  # an earlier command may have submitted it
     clusters.note(cluster, run_id)
     words = [*head, *rest, *more, "wait=false", f"{id_key}={run_id}", *behind]
     begun: list[Call] = []
@@ -515,7 +519,8 @@ def submit(
         )
     except (KeyboardInterrupt, Exception) as error:
         if not (begun and begun[0].has_request) or isinstance(error, ConfigError):
-            clusters.note(cluster, run_id, gone=True)
+            if not known:
+                clusters.note(cluster, run_id, gone=True)
             raise
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt(f"interrupted. {REPEAT.format(f'{id_key}={run_id}')}") from None
@@ -531,73 +536,3 @@ def _new_id(given: Sequence[str], keys: Mapping[str, str], command: str) -> str:
     script = next((word for word in given if not word.startswith("-") and "=" not in word), "") if command else ""
     name = keys.get("name") or Path(script).stem or keys.get("workload") or "run"
     return new_id(re.sub(r"[^A-Za-z0-9_.+-]", "_", name.strip("'\"")).lstrip("-+.") or "run")
-
-
-# -- a run there, for scripts in Python: what `launcher.submit` and `launcher.find` return for it
-
-
-@dataclass(frozen=True)
-class RemoteRun:
-    """A run on a cluster behind ssh. Every method asks the launcher there; Unreachable: it did not answer."""
-
-    cluster: RemoteCluster
-    id: str
-
-    def state(self) -> RunState:
-        """Returns the run's current state; raises RunError: there is no such run."""
-        from launcher.monitoring.run_status import RunState  # here, since commands there start without it
-
-        state = self._row()["state"]
-        return RunState(state) if state in {each.value for each in RunState} else RunState.UNKNOWN
-
-    def metrics(self) -> dict[str, Any]:
-        """Returns the metrics that rank 0 has returned; empty: none yet."""
-        return self._row().get("metrics") or {}
-
-    def wait(self, timeout: float | None = None) -> RunState:
-        """Waits until the run is over, and returns its state; after `timeout` seconds (None: no limit) that it has.
-
-        A cluster that does not answer is asked again.
-        """
-        from launcher.monitoring.run_status import wait_until_over
-
-        return wait_until_over(self.state, timeout, first=FIRST, slowest=SLOWEST, unavailable=Unreachable)
-
-    def cancel(self) -> None:
-        """Cancels the run; raises RunError."""
-        self._call(["cancel", self.id], RunError)
-
-    def resume(self, overrides: Sequence[str] = ()) -> RemoteRun:
-        """Submits another attempt, and returns this run; raises ConfigError or SubmissionError."""
-        self._call(["resume", self.id, *overrides, "wait=false"], SubmissionError, submits=True)
-        return self
-
-    def logs(self) -> Iterator[str]:
-        """Yields the lines that the run has printed so far; those of rank 3 start with `[3] `."""
-        yield from self._call(["logs", self.id], RunError).splitlines()
-
-    def _row(self) -> dict[str, Any]:
-        row: dict[str, Any] = json.loads(self._call(["status", self.id, "--json"], RunError))[0]
-        return row
-
-    def _call(self, words: Sequence[str], error: Callable[[str], Exception], *, submits: bool = False) -> str:
-        said, printed = list[str](), list[bytes]()
-        code = call(self.cluster, words, prompts=submits, show=printed.append, errors=said.append)
-        if code:
-            raise (ConfigError if code == BAD_INPUT else error)("".join(said).strip().removeprefix("launcher: "))
-        return b"".join(printed).decode(errors="replace")
-
-
-def submitted(words: Sequence[str]) -> RemoteRun | None:
-    """Submits a run to the cluster behind ssh that the overrides choose; None: they choose another.
-
-    Raises ConfigError, SubmissionError, or Unreachable: nobody knows whether it was submitted.
-    """
-    said: list[str] = []
-    made = submit(words, show=lambda _: None, errors=said.append)
-    if made is None:
-        return None
-    if made.exit_code:
-        error = ConfigError if made.exit_code == BAD_INPUT else SubmissionError
-        raise error("".join(said).strip().removeprefix("launcher: "))
-    return RemoteRun(made.cluster, made.run_id)

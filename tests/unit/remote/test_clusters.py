@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
@@ -81,6 +82,7 @@ def test_a_profile_says_how_to_get_there() -> None:
         ("ssh: a\ncommand: 'x; rm'\n", "is not a path of letters"),
         ("ssh: a\ncommand: $HOME/x\n", "is not a path of letters"),
         ("ssh: a\ntimeout: 0\n", "is not a number of seconds"),
+        ("ssh: a\ntimeout: 3601\n", "is not a number of seconds"),
         ("ssh: a\ntimeout: yes\n", "timeout"),
         ("ssh: a\nsecrets: A\n", "secrets"),
     ],
@@ -130,6 +132,7 @@ def test_runs_are_found_where_they_are(folder: Path) -> None:
     assert locate("hpc2:latest") == (cluster("hpc2"), "latest")
     assert locate("unknown:x") == (None, "unknown:x")
     assert locate("nothing") == (None, "nothing")
+    assert locate("n" * 5000) == (None, "n" * 5000)
     assert locate("latest") == (cluster("hpc2"), "lr-3")
     (folder / "runs/latest").symlink_to("train-1")
     os.utime(folder / "runs/latest", (2**32, 2**32), follow_symlinks=False)
@@ -191,6 +194,36 @@ def test_a_run_of_which_nobody_knows_whether_it_was_submitted_stays_known(
     with pytest.raises(Unreachable, match="Repeat the command with run_id=a"):
         command.submit(["cluster=hpc1", "run_id=a"])
     assert list(noted(cluster())) == ["a"]
+
+
+def test_a_run_that_an_earlier_command_may_have_submitted_stays_known_if_it_cannot_be_repeated(
+    ssh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note(cluster(), "a")
+    ssh.write_text("#!/bin/sh\necho down >&2; exit 255\n")
+    for name in ("a", "b"):
+        with pytest.raises(Unreachable, match="down"):
+            command.submit(["cluster=hpc1", f"run_id={name}"])
+    assert list(noted(cluster())) == ["a"]
+
+
+def test_what_ssh_says_while_a_file_comes_does_not_stop_it(ssh: Path, tmp_path: Path) -> None:
+    ssh.write_text(
+        "#!/bin/sh\nprintf '\\036LAUNCHER\\n'; read -r request\n"
+        'mark=$(echo "$request" | sed \'s/.*"mark": "\\([0-9a-f]*\\).*/\\1/\')\n'
+        "printf '\\036%s{\"file\": 3}\\n' $mark; echo note >&2; sleep 1\n"
+        "printf abc; sleep 0.5; printf '\\036%s{\"exit\": 0}\\n' $mark\nexec sleep 30\n"
+    )
+    got, said, began = list[bytes](), list[str](), time.monotonic()
+    with command.Call(cluster(), errors=said.append) as made:
+        for event in made.events():
+            if event == {"hello": True}:
+                made.answer(made.header)
+                time.sleep(0.5)  # the next event, and ssh's words, come together
+            elif isinstance(event, dict) and "file" in event:
+                made.take(event["file"], got.append)
+    assert (b"".join(got), said, made.exit_code) == (b"abc", ["note\n"], 0)
+    assert time.monotonic() - began < 10
 
 
 def control_path() -> str | None:
