@@ -23,6 +23,7 @@ import base64
 import contextlib
 import hashlib
 import importlib
+import io
 import json
 import os
 import shutil
@@ -47,7 +48,7 @@ MODULE = "launcher.__main__"
 PATIENCE = 5.0  # seconds that a command which follows something has to end after the connection did
 
 
-class Output:
+class Output(io.TextIOBase):
     """A stream to the other side. When the connection is lost, it drops what is written, and the command goes on.
 
     side: what is written becomes frames of it (`err`), so that it keeps its place among the output; None: it is output.
@@ -75,16 +76,6 @@ class Output:
             except OSError:
                 self._lost = True
         return len(text)
-
-    def writelines(self, lines: Sequence[str]) -> None:
-        for line in lines:
-            self.write(line)
-
-    def flush(self) -> None:
-        pass
-
-    def isatty(self) -> bool:
-        return False
 
     def fileno(self) -> int:
         return self._file.fileno()
@@ -114,7 +105,7 @@ class Side:
         return data
 
 
-class Asking:
+class Asking(io.TextIOBase):
     """Stdin of a command: a question is passed on to the user at the other side."""
 
     def __init__(self, side: Side, asks: bool) -> None:
@@ -123,11 +114,8 @@ class Asking:
     def isatty(self) -> bool:
         return self._asks
 
-    def readline(self, _: int = -1) -> str:
+    def readline(self, _: int = -1) -> str:  # type: ignore[override]
         return str(self._side.ask(ask=True).get("answer", ""))
-
-    def fileno(self) -> int:
-        raise OSError("no terminal")
 
 
 def launcher(words: list[str]) -> int:

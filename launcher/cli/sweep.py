@@ -9,7 +9,7 @@ import sys
 import textwrap
 import time
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -82,8 +82,9 @@ def run(arguments: Namespace) -> int:
     if action == "status":
         return show_status(sweep, everything=arguments.everything, as_json=arguments.as_json)
     if action == "results":
-        options = {"sort": arguments.sort, "reverse": arguments.reverse}
-        return show_results(sweep, **options, csv=arguments.csv, as_json=arguments.as_json)
+        return show_results(
+            sweep, sort=arguments.sort, reverse=arguments.reverse, csv=arguments.csv, as_json=arguments.as_json
+        )
     if action == "wait":
         from launcher.cli.wait import follow_sweep
 
@@ -229,10 +230,7 @@ def indented(text: str, spaces: int) -> list[str]:
     """Wraps a text into at most two lines of WIDTH characters, each indented by `spaces`; ` ...` marks a cut."""
     indent = " " * spaces
     words = " ".join(text.split())
-    lines = textwrap.wrap(
-        words, WIDTH, initial_indent=indent, subsequent_indent=indent, max_lines=2, placeholder=" ..."
-    )
-    return lines or []
+    return textwrap.wrap(words, WIDTH, initial_indent=indent, subsequent_indent=indent, max_lines=2, placeholder=" ...")
 
 
 # -- `sweep results`: prints the points of a sweep with their metrics, the best one first
@@ -291,7 +289,7 @@ def _reported(search: tuple[SearchSettings, Journal] | None, point: int) -> dict
     return {"reports": trial.reports, "rungs": rungs}
 
 
-def names_of(metrics: Sequence[Mapping[str, Any]] | Any) -> list[str]:
+def names_of(metrics: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for each in metrics for name in each))
 
 

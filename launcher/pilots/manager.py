@@ -37,7 +37,7 @@ from launcher.runs import point_claims
 from launcher.runs.directory import Attempt, Events, current_attempt
 from launcher.runs.lease_and_locks import HolderWatch
 from launcher.runs.point_claims import Claims, EntryKind, Manager, PointLog, SeenManager, State
-from launcher.runs.sweep_directory import Packing, SearchRecord, Sweep, SweepManifest, TrialState
+from launcher.runs.sweep_directory import Packing, SearchRecord, Sweep, TrialState
 from launcher.schedulers.topology import hosts_in
 from launcher.worker import heartbeat
 from launcher.worker.devices import OWN_CORES
@@ -85,7 +85,8 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
         os.environ.update(threads_of_points(os.environ, plan.cpus_per_proc, point.cpus_per_proc))
         preload(point.workload.entry, point.launch.rendezvous_timeout)
     manifest = sweep.manifest()  # that of many points takes a while to read
-    packing = packing_of(manifest)
+    packing = manifest.packing
+    assert packing is not None, "the sweep is packed"
     mine = manager_of(config.kwargs["pilot"], attempt, os.environ)
     slots = slots_of_node(
         packing.slots, os.environ, gpus_per_point=packing.gpus_per_point, gpus=plan.gpus_per_node,
@@ -96,7 +97,7 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
     processes.raise_limit()
     try:
         host = (hosts_in(os.environ) or [socket.gethostname()])[mine.node]
-        return SlotManager(sweep, manifest, attempt, mine, host, os.environ, signals).run(slots)
+        return SlotManager(sweep, len(manifest.points), packing, attempt, mine, host, os.environ, signals).run(slots)
     finally:
         signals.ignore()
 
@@ -110,11 +111,6 @@ def threads_of_points(environ: Mapping[str, str], of_pilot: int, of_point: int) 
     return {THREADS: str(of_point)} if given and given in (str(of_pilot), environ.get(OWN_CORES)) else {}
 
 
-def packing_of(manifest: SweepManifest) -> Packing:
-    assert manifest.packing is not None, "the sweep is packed"
-    return manifest.packing
-
-
 def manager_of(pilot: int, attempt: Attempt, environ: Mapping[str, str]) -> Manager:
     """Returns the id of the slot manager that this rank (by round and node rank) of a pilot is."""
     return Manager(pilot, attempt.number, int(environ.get("LAUNCHER_ROUND", 0)), int(environ.get("GROUP_RANK", 0)))
@@ -124,17 +120,17 @@ class SlotManager:
     """The slot manager of a node: claims points, runs them and records their ends."""
 
     def __init__(
-        self, sweep: Sweep, manifest: SweepManifest, attempt: Attempt, mine: Manager, host: str,
+        self, sweep: Sweep, points: int, packing: Packing, attempt: Attempt, mine: Manager, host: str,
         environ: Mapping[str, str], signals: Signals, start: Callable[[Attempt, Slot, str], int] = point_fork.start,
     ) -> None:  # fmt: skip
         self._starts = start
-        plan, packing = attempt.run.plan(), packing_of(manifest)
+        plan = attempt.run.plan()
         self._sweep, self._plan, self._attempt, self._packing = sweep, plan, attempt, packing
         self._leads, self._mine, self._host = environ.get("RANK", "0") == "0", mine, host
         self._claims = Claims(sweep.path, packing.retries)
         self._running: dict[int, Running] = {}  # by process id
         self._search = _search_of(sweep, lambda: self._beat(time.monotonic()))
-        count = self._search.count() if self._search else len(manifest.points)
+        count = self._search.count() if self._search else points
         self._board = Board(self._claims, count, mine, host, packing.lease)
         # The file that asks all slot managers of this attempt of the pilot to stop their points
         self._stops = sweep.path / point_claims.MANAGERS / f".{mine.pilot}-{mine.attempt}.stops"

@@ -278,7 +278,7 @@ class Claims:
 
     @classmethod
     def create(cls, sweep: Path) -> None:
-        """Makes the folders `point_claims` and `managers`; raises RunError if the file system has no hard links."""
+        """Makes the folders `claims` and `managers`; raises RunError if the file system has no hard links."""
         for name in (CLAIMS, MANAGERS):
             (sweep / name).mkdir(mode=0o700, exist_ok=True)
         one, two = sweep / MANAGERS / ".first", sweep / MANAGERS / ".second"

@@ -96,12 +96,6 @@ class Submission(Struct):
     job: str | None = None  # id of the array's job; None: not known yet
     by_hand: bool = False  # whether the user submits it (submit=false)
 
-    def job_of(self, point: int) -> str | None:
-        """Returns the job id of a point, by the point's number; None: the array's job id is not known yet."""
-        if self.job is None:
-            return None
-        return element_id(self.job, self.points.index(point))
-
 
 class Point(Struct):
     """One combination of a sweep's overrides, and its run; the run's directory may not exist yet."""

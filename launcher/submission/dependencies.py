@@ -29,7 +29,7 @@ from launcher.runs import lookup, sweep_directory
 from launcher.runs.directory import Run
 from launcher.runs.events import Awaited, ConditionsMet, every
 from launcher.runs.history import read_history
-from launcher.runs.sweep_directory import Sweep
+from launcher.runs.sweep_directory import Sweep, element_id
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError
 
@@ -242,8 +242,8 @@ def _update_follower(follower: Path, release: Callable[[Run, JobPlan, str], None
     run = Run(follower)
     sweep = Sweep(follower)
     if sweep.recorded():
-        arrays = [(each.job_of(each.points[0]), sweep.run(each.points[0]).plan()) for each in sweep.submissions()]
-        waiting = {_blocking_job(plan, job, whole=True): plan for job, plan in arrays if job}
+        arrays = [(each.job, sweep.run(each.points[0]).plan()) for each in sweep.submissions() if each.job]
+        waiting = {_blocking_job(plan, element_id(job, 0), whole=True): plan for job, plan in arrays}
     elif run.attempts():
         return  # it has started
     else:

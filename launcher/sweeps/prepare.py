@@ -375,15 +375,9 @@ def representatives(space: Space, fixed: Sequence[str]) -> list[tuple[str, ...]]
 
 
 def with_search_defaults(config: Config) -> Config:
-    """Returns a point's config with the keys of `sweep` that a search needs.
+    """Returns a point's config with sweep.goal, by default as sweep.best_is says, and best_is as the goal says.
 
-    | key | set to |
-    |---|---|
-    | sweep.goal | if it is empty: maximize for best_is=max, minimize for best_is=min |
-    | sweep.best_is | max for goal=maximize, min for goal=minimize |
-
-    Raises:
-        ConfigError: Optuna is not installed, the config does not have exactly one objective, or a value is not valid.
+    Raises ConfigError: Optuna is not installed, there is not exactly one objective, or a value is not valid.
     """
     sweep = config.sweep
     assert sweep.search is not None

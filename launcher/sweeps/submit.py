@@ -227,28 +227,9 @@ def recover(sweep: Sweep, plans: Mapping[int, JobPlan]) -> None:
                 sweep.submitted(each.token, job)
 
 
-@dataclass(frozen=True)
-class _PrecedingJob:
-    # It must end before a later job of the sweep may start, because of sweep.parallelism
-
-    sweep: Sweep  # the sweep
-    scheduler: str  # name of the job's scheduler
-    job: str  # id of the job or array
-    points: tuple[int, ...]  # numbers of its points
-
-    def live(self) -> bool:
-        return not all(each.over for each in point_statuses(self.sweep, JobMonitor(), self.points))
-
-
-def _dependencies(plan: JobPlan, preceding: _PrecedingJob | None) -> list[str]:
-    # Returns the ids of the jobs that are not over and must end before a job with this plan may start
-    jobs = dependencies.blocking_jobs(plan)
-    if preceding is not None and preceding.scheduler == plan.cluster.scheduler and preceding.live():
-        jobs.append(preceding.job)
-    return jobs
-
-
 class _ArraySubmitter:
+    # `preceding`, where it is passed: a job or array of the sweep that must end before, because of sweep.parallelism
+
     def __init__(
         self, sweep: Sweep, groups: Sequence[tuple[JobPlan, tuple[int, ...]]], plans: Mapping[int, JobPlan],
         parallelism: int | None, *, restart: bool = False, by_hand: bool = False,
@@ -282,9 +263,7 @@ class _ArraySubmitter:
         not_accepted: list[int] = []
         full: list[JobPlan] = []  # plans of arrays of which the scheduler accepts no more jobs
         # by array, live ones first: its last job; None: none of its points was submitted
-        last: list[_PrecedingJob | None] = [
-            _PrecedingJob(self._sweep, each.plan.cluster.scheduler, each.job, each.points) for each in live
-        ]
+        last: list[LiveArray | None] = [*live]
         for number, (plan, members) in enumerate(arrays, len(live)):
             throttle = throttles[number]
             before = number - (self._parallelism or len(throttles))  # so that at most `parallelism` arrays run at once
@@ -311,11 +290,19 @@ class _ArraySubmitter:
         others = set(range(len(self._sweep.manifest().points))) - points
         return live_jobs(point_statuses(self._sweep, JobMonitor(), others), self._sweep.submissions())
 
-    def _last_job(self, plan: JobPlan) -> _PrecedingJob:
-        return _PrecedingJob(self._sweep, plan.cluster.scheduler, *self._jobs[-1])
+    def _last_job(self, plan: JobPlan) -> LiveArray:
+        job, points = self._jobs[-1]
+        return LiveArray(job, plan, points, len(points))
+
+    def _blocking_jobs(self, plan: JobPlan, preceding: LiveArray | None) -> list[str]:
+        jobs = dependencies.blocking_jobs(plan)
+        if preceding is None or preceding.plan.cluster.scheduler != plan.cluster.scheduler:
+            return jobs
+        over = all(each.over for each in point_statuses(self._sweep, JobMonitor(), preceding.points))
+        return jobs if over else [*jobs, preceding.job]
 
     def _submit_in_parts(
-        self, plan: JobPlan, members: tuple[int, ...], throttle: int | None, preceding: _PrecedingJob | None
+        self, plan: JobPlan, members: tuple[int, ...], throttle: int | None, preceding: LiveArray | None
     ) -> list[int]:
         try:
             with self._interrupted():
@@ -361,20 +348,21 @@ class _ArraySubmitter:
             f"{refused}\n{count} other points were submitted before, as {jobs}; repeat the command to submit the rest"
         )
 
-    def _submit_single(self, index: int, preceding: _PrecedingJob | None) -> None:
+    def _submit_single(self, index: int, preceding: LiveArray | None) -> None:
         run, plan = self._sweep.run(index), self._plans[index]
         token = _next_token(run, plan)
         try:
             submitted = start(
-                run, plan, token, tried(run, token), lambda: _dependencies(plan, preceding), by_hand=self._by_hand
-            )
+                run, plan, token, tried(run, token), lambda: self._blocking_jobs(plan, preceding),
+                by_hand=self._by_hand,
+            )  # fmt: skip
         except SubmissionRefused as refusal:
             run.journal(events.Refused(token=token, error=str(refusal)))
             raise
         self._submitted(submitted.job_id, submitted.command, (index,))
 
     def _submit_array(
-        self, plan: JobPlan, members: tuple[int, ...], throttle: int | None, preceding: _PrecedingJob | None
+        self, plan: JobPlan, members: tuple[int, ...], throttle: int | None, preceding: LiveArray | None
     ) -> None:
         token = f"{token_of(str(self._sweep.path))}-{self._serial}"
         self._serial += 1
@@ -382,7 +370,7 @@ class _ArraySubmitter:
         executor = registry.scheduler(plan.cluster.scheduler).executor()(
             Run(self._sweep.path), plan, token, throttle, scripts=render, elements=runs, by_hand=self._by_hand,
             submitting=lambda: self._sweep.submitting(token, members, by_hand=self._by_hand),
-            blocking_jobs=lambda: _dependencies(plan, preceding),
+            blocking_jobs=lambda: self._blocking_jobs(plan, preceding),
         )  # fmt: skip
         try:
             jobs = executor.map_array(payload.run, [str(run.path) for run in runs])

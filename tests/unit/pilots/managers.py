@@ -15,7 +15,7 @@ import pytest
 from launcher import processes
 from launcher.agent.leader_connection import Signals
 from launcher.pilots import manager
-from launcher.pilots.manager import SlotManager, packing_of
+from launcher.pilots.manager import SlotManager
 from launcher.pilots.point_fork import Slot
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.point_claims import Claims
@@ -93,5 +93,9 @@ def slot_manager(
     each = pilot_attempt(sweep, pilot, attempt)
     mine = manager.manager_of(pilot, each, {})
     manifest = sweep.manifest()
-    found = SlotManager(sweep, manifest, each, mine, socket.gethostname(), {}, signals or Signals(), points)
-    return Managed(found, packing_of(manifest).slots)
+    packing = manifest.packing
+    assert packing is not None
+    found = SlotManager(
+        sweep, len(manifest.points), packing, each, mine, socket.gethostname(), {}, signals or Signals(), points
+    )
+    return Managed(found, packing.slots)

@@ -217,9 +217,6 @@ def test_arrays_are_known_from_their_announcement_to_their_refusal(tmp_path: Pat
     found = {(each.token, each.points, each.job) for each in sweep.submissions()}
     assert found == {("t-2", (4,), None), ("t-0", (0, 1, 2, 5), "70")}
     assert sweep.tokens() == {"t-0", "t-1", "t-2"}  # none is used again
-    by_token = {each.token: each for each in sweep.submissions()}
-    assert by_token["t-0"].job_of(5) == "70_3"
-    assert by_token["t-2"].job_of(4) is None
 
 
 def test_what_is_told_of_an_unknown_array_is_nothing(tmp_path: Path) -> None:
