@@ -106,6 +106,8 @@ def _forward(cluster: RemoteCluster, command: str, arguments: Namespace, name: s
         return in_terminal(cluster, {"arguments": [command, *words]})
     if command == "report" or (command, action) == ("checkpoint", "extract"):
         return _fetch(cluster, command, arguments, name, words)
+    if getattr(arguments, "csv", None) not in (None, "-"):
+        return _fetch_table(cluster, arguments.csv, [command, *words])
     new_code = command == "resume" and arguments.new_snapshot
     code = partial(SentCode.here, cluster, words) if new_code else None
     follows = any(getattr(arguments, name, False) for name in ("follow", "watch")) or "wait" in (command, action)
@@ -134,6 +136,18 @@ def _fetch(cluster: RemoteCluster, command: str, arguments: Namespace, name: str
         print(f"wrote {path} ({rough_size(path.stat().st_size)})")
         if getattr(arguments, "show", False):
             importlib.import_module("launcher.cli.report").open_page(path)
+    return exit_code
+
+
+def _fetch_table(cluster: RemoteCluster, path: str, words: Sequence[str]) -> int:
+    printed = list[bytes]()
+    exit_code = call(cluster, [*words, "--csv=-"], show=printed.append)
+    if exit_code == DONE:
+        try:
+            Path(path).write_bytes(b"".join(printed))
+        except OSError as error:
+            raise ConfigError(f"--csv {path}: the file cannot be written ({error.strerror})") from None
+        print(f"wrote {path}")
     return exit_code
 
 

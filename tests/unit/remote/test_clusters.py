@@ -16,7 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from launcher.cli import ssh_forward
+from launcher.cli import commands, ssh_forward
 from launcher.cli.ssh_forward import _renamed
 from launcher.environment.repository import Tree
 from launcher.errors import ConfigError
@@ -287,6 +287,26 @@ def test_clusters_are_waited_for_once_while_other_runs_are_read(folder: Path, mo
 def test_names_are_those_of_the_other_side() -> None:
     words = ["hpc:a", "b", "--baseline=hpc:a", "--tail", "5", "--", "hpc:a"]
     assert _renamed(words, {"hpc:a": "a"}, ["b"]) == ["a", "--baseline=a", "--tail", "5", "--", "hpc:a"]
+
+
+def test_a_table_of_a_sweep_there_is_written_here(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[list[str]] = []
+
+    def call(cluster: RemoteCluster, words: list[str], *, show: Callable[[bytes], object]) -> int:
+        asked.append(words)
+        show(b"point,state\n")
+        return len(asked) - 1
+
+    monkeypatch.setattr(ssh_forward, "call", call)
+    note(cluster(), "lr-1")
+    path = folder / "own.csv"
+    assert commands.main(["sweep", "results", "lr-1", f"--csv={path}"]) == 0
+    assert asked == [["sweep", "results", "lr-1", f"--csv={path}", "--csv=-"]]
+    assert (path.read_text(), capsys.readouterr().out) == ("point,state\n", f"wrote {path}\n")
+    path.unlink()
+    assert commands.main(["sweep", "results", "lr", "--csv", str(path)]) == 1 and not path.exists()
 
 
 def test_paths_are_found_wherever_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
