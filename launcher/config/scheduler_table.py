@@ -12,7 +12,9 @@ scheduler with entry points of two groups. The second one is needed only if the 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
@@ -73,6 +75,18 @@ def load(place: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+@contextlib.contextmanager
+def loading(name: str, place: str) -> Iterator[None]:
+    """Turns errors of loading an entry point of another package, of the scheduler `name`, into a ConfigError."""
+    try:
+        yield
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"cluster.scheduler={name}: {place}, an entry point of another package, cannot be loaded "
+            f"({type(error).__name__}: {error}): install that package again, or remove it"
+        ) from error
+
+
 @cache
 def settings_class(name: str) -> type[SchedulerSettings] | None:
     """Returns the class of the keys of `cluster` that only this scheduler has, or None; raises ConfigError."""
@@ -81,13 +95,10 @@ def settings_class(name: str) -> type[SchedulerSettings] | None:
     if name not in entry_points_of(SCHEDULERS):
         return None
     place = entry_points_of(SETTINGS).get(name)
-    try:
-        return load(place) if place else SchedulerSettings
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"cluster.scheduler={name}: {place}, an entry point of another package, cannot be loaded "
-            f"({type(error).__name__}: {error}): install that package again, or remove it"
-        ) from error
+    if place is None:
+        return SchedulerSettings
+    with loading(name, place):
+        return load(place)
 
 
 @cache

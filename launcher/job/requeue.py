@@ -40,7 +40,7 @@ from launcher.runs.events import (
 from launcher.runs.job_file import time_left
 from launcher.schedulers import registry
 from launcher.schedulers.base import JOB_TIMEOUT, AnswerLost, Ending, QueryError
-from launcher.schedulers.run_command import submit_after
+from launcher.schedulers.run_command import submit_behind
 from launcher.submission import race, render
 from launcher.submission.dependencies import update_followers
 
@@ -244,7 +244,7 @@ def _race_again(plan: JobPlan, attempt: Attempt) -> str:
         script = render.write(run, each, token=token)
         environment = queue.environment_within(each, run)
         run.journal(Submitting(token=token))
-        return submit_after(each, before, str(script), token, environment, JOB_TIMEOUT)
+        return submit_behind(each, [before], str(script), token, environment, JOB_TIMEOUT)
 
     token = f"{run.record()['token']}-{attempt.number + 1}"
     jobs = race.submit_all(plan, token, submit, lambda: False, SubmissionError)
@@ -257,7 +257,7 @@ def _resubmit(plan: JobPlan, attempt: Attempt) -> str:
     job = registry.queue(plan.cluster.scheduler).own_job(os.environ)
     return resubmit(
         plan, attempt.run, str(attempt.number + 1),
-        lambda script, token, environment: submit_after(plan, job, script, token, environment, JOB_TIMEOUT),
+        lambda script, token, environment: submit_behind(plan, [job], script, token, environment, JOB_TIMEOUT),
     )  # fmt: skip
 
 

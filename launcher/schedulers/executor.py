@@ -6,14 +6,13 @@ accepted job needs nothing more from the process that submitted it.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,7 +23,7 @@ from launcher import redaction
 from launcher.environment import secrets
 from launcher.errors import ConfigError, SubmissionError, UnavailableError
 from launcher.files.retried_reads import read_text, unwrap
-from launcher.files.safe_io import naming, write
+from launcher.files.safe_io import make_folder, naming, write
 from launcher.plan.plan import JobPlan
 from launcher.processes import Process
 from launcher.runs.directory import Run
@@ -128,16 +127,6 @@ def read_now(file: Path) -> str:
 
 
 # -- Submits runs and job arrays
-
-
-@contextlib.contextmanager
-def private_files() -> Iterator[None]:
-    """Inside the `with` block, this process makes new files with mode 0600 and new folders with 0700."""
-    previous = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(previous)
 
 
 def _unused(*_: Any) -> Any:
@@ -276,14 +265,13 @@ class RunExecutor(OwnSubmission):
     def _submit_array(self, elements: Sequence[Run]) -> list[core.Job[Any]]:
         array = f"0-{len(elements) - 1}" + (f"%{self.throttle}" if self.throttle else "")
         folder, token = self.run.path / "arrays", self.token
-        with private_files():
-            folder.mkdir(exist_ok=True)
-            names = write(folder / token, "".join(f"{element.path.name}\n" for element in elements))
-            script = folder / f"{token}.sh"
-            self._scripts.write_array(self.plan, script, token=token, array=array, elements=names)
-            # An element is resubmitted with its own script, even if the user's template has changed
-            for element in elements if self.plan.cluster.template is not None else ():
-                self._scripts.write(element, element.plan(), token=token)
+        make_folder(folder)
+        names = write(folder / token, "".join(f"{element.path.name}\n" for element in elements))
+        script = folder / f"{token}.sh"
+        self._scripts.write_array(self.plan, script, token=token, array=array, elements=names)
+        # An element is resubmitted with its own script, even if the user's template has changed
+        for element in elements if self.plan.cluster.template is not None else ():
+            self._scripts.write(element, element.plan(), token=token)
         job_id, tasks = self._send(script), range(self._num_tasks())
         return [
             self.job_class(element.submitit_folder, element_id(job_id, index), tasks)
@@ -291,14 +279,14 @@ class RunExecutor(OwnSubmission):
         ]
 
     def _submit(self) -> core.Job[Any]:
-        with private_files():
-            script = self._scripts.write(self.run, self.plan, token=self.token)
+        script = self._scripts.write(self.run, self.plan, token=self.token)
         return self.job_class(self.run.submitit_folder, self._send(script), range(self._num_tasks()))
 
     def _dump(self, delayed: utils.DelayedSubmission, run: Run) -> None:
         delayed.set_timeout(-(-self.plan.time // 60), self.max_num_timeout)
         path = run.submitit_folder / "payload.pkl"
-        with private_files(), naming(path):
+        with naming(path):
+            path.touch(mode=0o600)
             delayed.dump(path)
 
 

@@ -299,6 +299,11 @@ class QsubScheduler(FolderQueue):
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
         return self.inherited(environ)
 
+    def put_on_path(self) -> None:
+        """Adds the folder of qsub, which a job's PATH may lack, to this process's PATH."""
+        if qsub := self.find("qsub"):
+            os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{Path(qsub).parent}"
+
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
         """See `Queue.environment_within`. Adds qsub's folder to this process's PATH."""
         ours = run.path / "environment.sh"
@@ -307,8 +312,7 @@ class QsubScheduler(FolderQueue):
         own = Path(os.environ.get("LAUNCHER_ENVIRONMENT_FILE", older))
         if own != ours and os.environ.get("LAUNCHER_RUN_DIR") == str(run.path):
             shutil.copy(own, ours)  # this job is an array's element, and continues as a plain job
-        if qsub := self.find("qsub"):
-            os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
+        self.put_on_path()
         return without_secrets(os.environ, plan.env.secrets)
 
     def problem(self) -> str | None:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.config.scheduler_table import OURS, SCHEDULERS, entry_points_of, load, names
+from launcher.config.scheduler_table import OURS, SCHEDULERS, entry_points_of, load, loading, names
 from launcher.config.schema import SchedulerSettings
 from launcher.errors import ConfigError, near
 from launcher.failures.codes import NextReason
@@ -57,20 +57,17 @@ def function_executor(name: str) -> type[FunctionExecutor]:
 @cache
 def scheduler(name: str) -> Scheduler:
     """Returns the scheduler of this name; raises ConfigError: there is none, or its package cannot be imported."""
-    place = OURS[name].scheduler if name in OURS else entry_points_of(SCHEDULERS).get(name)
+    found: Scheduler
+    if name in OURS:
+        found = load(OURS[name].scheduler)()
+        return found
+    place = entry_points_of(SCHEDULERS).get(name)
     if place is None:
         raise ConfigError(
             f"cluster.scheduler={name}: there is no such scheduler.{near(name, names())} Known: {', '.join(names())}"
         )
-    try:
-        found: Scheduler = load(place)()
-    except (ImportError, AttributeError, TypeError) as error:
-        if name in OURS:
-            raise
-        raise ConfigError(
-            f"cluster.scheduler={name}: {place}, an entry point of another package, cannot be loaded "
-            f"({type(error).__name__}: {error}): install that package again, or remove it"
-        ) from error
+    with loading(name, place):
+        found = load(place)()
     return found
 
 

@@ -217,25 +217,16 @@ def submit_once(
     )
 
 
-def submit_after(
-    plan: JobPlan, job_id: str, script: str, token: str, environment: Mapping[str, str], timeout: float,
-    before: bool = False,
-) -> str:  # fmt: skip
-    """Submits a run's script again, to start after a job; before: whether it may have been submitted already.
-
-    If no job can depend on that one, it starts at once, and waits for the run's lease.
-    """
-    jobs = [job_id] if registry.queue(plan.cluster.scheduler).can_be_waited_for(job_id) else []
-    return submit_behind(plan, jobs, script, token, environment, timeout, before)
-
-
 def submit_behind(
     plan: JobPlan, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str], timeout: float,
     before: bool = False,
 ) -> str:  # fmt: skip
-    """Like `submit_after`, but starts when all `jobs` have ended; raises SubmissionError."""
+    """Submits a run's script again, to start when `jobs` have ended; before: it may have been submitted already.
+
+    If no job can depend on them, it starts at once, and waits for the run's lease. Raises SubmissionError.
+    """
     queue = registry.queue(plan.cluster.scheduler)
-    asks = queue.queries(timeout)
+    asks, jobs = queue.queries(timeout), list(filter(queue.can_be_waited_for, jobs))
 
     def send() -> str:
         job = asks.submit(script, environment, *asks.options(jobs, token))

@@ -15,11 +15,13 @@ from typing import Protocol
 
 from launcher import errors
 from launcher.errors import ConfigError
+from launcher.failures import messages
 from launcher.fast_dataclasses import Struct
 from launcher.files.retried_reads import Ok, exists
 from launcher.paths import own_module
+from launcher.runs import event_files
 from launcher.runs.directory import Events, current_attempt
-from launcher.runs.events import StopRequested
+from launcher.runs.events import Fault, StopRequested
 from launcher.schedulers import registry, topology
 
 STRAGGLERS = 60.0  # seconds after the end of the run in which tasks end by themselves
@@ -113,6 +115,13 @@ def watch(
         poll_at = time.monotonic() + pause
         while (rest := poll_at - time.monotonic()) > 0 and not (signals and kill_at is None):
             time.sleep(min(rest, NOTICED))
+
+
+def report(fault: Fault, writer: str) -> None:
+    """Prints why a task has failed, and writes it to the events of the current attempt, if there is one."""
+    print(f"launcher: {messages.of_fault(fault)}", file=sys.stderr, flush=True)
+    if attempt := current_attempt():
+        event_files.append(attempt.events_file(writer), fault)
 
 
 def attempt_is_over() -> bool:

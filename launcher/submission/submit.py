@@ -33,7 +33,7 @@ from launcher.runs.history import journal_events, process_of, read_history
 from launcher.runs.lease_and_locks import only_submitter
 from launcher.schedulers import registry
 from launcher.schedulers.base import BY_HAND
-from launcher.schedulers.run_command import SubmissionRefused, submit_after
+from launcher.schedulers.run_command import SubmissionRefused, submit_behind
 from launcher.submission import dependencies, race, render
 from launcher.submission.prepare import Prepared
 
@@ -218,7 +218,7 @@ def start(
     try:
         for each in following:
             timeout = plan.cluster.submit_timeout
-            jobs.append(submit_after(plan, jobs[-1], script, each, executor.environment, timeout, resumed))
+            jobs.append(submit_behind(plan, jobs[-1:], script, each, executor.environment, timeout, resumed))
     except SubmissionRefused as error:  # a limit on the number of jobs, say: the run goes on with those that are there
         print_notice(f"the chain has {len(jobs)} of {len(following) + 1} jobs: {error}")
     finally:  # also after an error that leaves unknown whether there are more

@@ -97,8 +97,7 @@ class FunctionEnvironment(job_environment.JobEnvironment):
             alarm.start()
 
     def _requeue(self, countdown: int) -> None:
-        if qsub := self.scheduler.find("qsub"):
-            os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
+        self.scheduler.put_on_path()
         first, token = os.environ["LAUNCHER_JOB_ID"], f"launcher-{os.urandom(8).hex()}"
         queries = self.scheduler.queries(QUERY_TIMEOUT)
         script = os.fsdecode(Path(os.environ["LAUNCHER_SCRIPT"]).read_bytes())

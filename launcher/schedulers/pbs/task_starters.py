@@ -15,12 +15,10 @@ from pathlib import Path
 
 from launcher import errors, processes, redaction
 from launcher.environment import secrets
-from launcher.failures import messages
 from launcher.failures.codes import FaultCode
 from launcher.fast_dataclasses import Struct
 from launcher.files.retried_reads import IN_A_JOB, Ok, Outcome, Unavailable, read_text
 from launcher.redaction import SECRETS
-from launcher.runs import event_files
 from launcher.runs.directory import current_attempt
 from launcher.runs.events import Fault
 from launcher.runs.job_file import exports as all_exports
@@ -234,10 +232,7 @@ class PbsTask:
         printed = " ".join(self._read("pbsdsh", whole=False).split())
         hint = f"; is {self._folder} on a file system that all nodes share?" if printed.endswith(" 127") else ""
         error = f"{why + '; ' if why else ''}pbsdsh says {printed or 'nothing'!r}{hint}"
-        fault = Fault(code=code, host=self._host, signal=signal_name, error=error)
-        print(f"launcher: {messages.of_fault(fault)}", file=sys.stderr, flush=True)
-        if attempt := current_attempt():
-            event_files.append(attempt.events_file("pbsdsh"), fault)
+        task_group.report(Fault(code=code, host=self._host, signal=signal_name, error=error), "pbsdsh")
 
     def _signal(self) -> None:
         if self._wanted is None or self._wanted is self._sent:

@@ -242,17 +242,12 @@ class NodeTasks:
             pass
 
     def _report(self, code: int) -> None:
-        from launcher.failures import messages
         from launcher.failures.codes import FaultCode
-        from launcher.runs import event_files
-        from launcher.runs.directory import current_attempt
         from launcher.runs.events import Fault
+        from launcher.schedulers import tasks as spawn
 
         error = f"qrsh -inherit ended with exit code {code}"
-        fault = Fault(code=FaultCode.TASK_NOT_STARTED, host=self._host, error=error)
-        print(f"launcher: {messages.of_fault(fault)}", file=sys.stderr, flush=True)
-        if attempt := current_attempt():
-            event_files.append(attempt.events_file("qrsh"), fault)
+        spawn.report(Fault(code=FaultCode.TASK_NOT_STARTED, host=self._host, error=error), "qrsh")
 
 
 def run(request: spawn.TaskRequest) -> int:

@@ -202,15 +202,15 @@ def test_an_element_of_an_array_goes_on_alone(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("HF_TOKEN", "x")
     asked: list[Any] = []
 
-    def submit_after(*arguments: Any) -> str:
+    def submit_behind(*arguments: Any) -> str:
         asked.extend(arguments)
         return "8"
 
-    monkeypatch.setattr(requeue, "submit_after", submit_after)
+    monkeypatch.setattr(requeue, "submit_behind", submit_behind)
     assert requeue._resubmit(own, Attempt(element, 1)) == "8"
     assert asked[:4] == [
         own,
-        "7[3].server" if scheduler == "pbs" else "7",
+        ["7[3].server" if scheduler == "pbs" else "7"],
         f"{element.path}/script.sh",
         "token-3-2",
     ]

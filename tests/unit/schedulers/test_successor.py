@@ -11,7 +11,7 @@ from launcher.runs.directory import Run
 from launcher.schedulers import registry
 from launcher.schedulers.executor import RunExecutor
 from launcher.schedulers.pbs.client import PBS
-from launcher.schedulers.run_command import SubmissionRefused, submit_after
+from launcher.schedulers.run_command import SubmissionRefused, submit_behind
 from launcher.submission import render
 from tests.unit.plans import bare_plan
 
@@ -36,7 +36,7 @@ def test_a_job_waits_for_another_one_but_for_no_element_of_an_array(
     monkeypatch.setattr(PBS, "submit", submit)
     monkeypatch.setattr(PBS, "holds", lambda *_: True)
     plan = bare_plan(cluster={"scheduler": "pbs"})
-    assert submit_after(plan, job, "script.sh", "token-1", {}, 1.0) == "8.server"
+    assert submit_behind(plan, [job], "script.sh", "token-1", {}, 1.0) == "8.server"
     assert asked == ["-f", "-v", "LAUNCHER_TOKEN=token-1", *waits]
 
 
@@ -68,7 +68,7 @@ def test_a_job_that_pbs_has_deleted_at_once_was_not_submitted(monkeypatch: pytes
     monkeypatch.setattr(PBS, "submit", lambda *_: "8.server")
     monkeypatch.setattr(PBS, "holds", lambda *_: False)
     with pytest.raises(SubmissionRefused, match=r"it has deleted job 8\.server"):
-        submit_after(bare_plan(cluster={"scheduler": "pbs"}), "7.server", "script.sh", "token-1", {}, 1.0)
+        submit_behind(bare_plan(cluster={"scheduler": "pbs"}), ["7.server"], "script.sh", "token-1", {}, 1.0)
 
 
 @pytest.mark.parametrize(
