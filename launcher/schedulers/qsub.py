@@ -23,7 +23,7 @@ from launcher.files import folder_checks
 from launcher.files.retried_reads import exists, unwrap
 from launcher.redaction import without_secrets
 from launcher.schedulers import run_command
-from launcher.schedulers.base import FolderQueue, in_folder
+from launcher.schedulers.base import FolderQueue, QueryError, in_folder
 from launcher.schedulers.job_cache import cache_file, read_cached, write_cached
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
 from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, SubmitCommand
@@ -137,7 +137,11 @@ class QsubCommands(ABC):
 
     def run(self, *command: str, good: tuple[int, ...] = (0,)) -> str:
         """Returns the output of a command; raises QueryError unless it exits in time with a code in `good`."""
-        return run_command.query(*command, timeout=self.timeout, environment=os.environ, good=good).stdout
+        done = run_command.query(*command, timeout=self.timeout, environment=os.environ, good=good)
+        # Without a server Grid Engine's qconf exits as if what it shows were missing, and qstat -j with 0
+        if self.unanswered.search(done.stderr):
+            raise QueryError(f"{command[0]} failed: {' '.join(done.stderr.split())}")
+        return done.stdout
 
     @abstractmethod
     def request(

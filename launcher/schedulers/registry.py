@@ -116,14 +116,14 @@ def queues_here(others: Iterable[str] = ()) -> dict[str, Queue]:
 # -- The allocation in which this shell runs (cluster=allocation)
 
 
-def known() -> list[Scheduler]:
+def with_allocations() -> list[Scheduler]:
     """Returns the schedulers whose allocations can be used, in the order in which `allocation` tries them."""
     return [each for each in schedulers() if each.allocation_variables]
 
 
 def allocation(environ: Mapping[str, str]) -> Allocation | None:
     """Returns the interactive job that the environment describes, or None; raises ConfigError as `read_nodes`."""
-    for each in known():
+    for each in with_allocations():
         if all(map(environ.get, each.allocation_variables)):
             return each.allocation(environ)
     return None
@@ -221,7 +221,8 @@ class AllocationScheduler(LocalScheduler):
     def held(self, environ: Mapping[str, str]) -> Allocation:
         found = allocation(environ)
         if found is None:
-            ways = ", ".join(f"{each.interactive} ({' and '.join(each.allocation_variables)})" for each in known())
+            kinds = with_allocations()
+            ways = ", ".join(f"{each.interactive} ({' and '.join(each.allocation_variables)})" for each in kinds)
             raise ConfigError(
                 "cluster=allocation: this shell is in no allocation. Commands that get one, with the variables that "
                 f"it sets: {ways}. Or choose another cluster"

@@ -58,7 +58,7 @@ def expand_counts(text: str) -> list[int]:
     return counts
 
 
-def hosts_of(node_file: str) -> dict[str, int]:
+def hosts_in_node_file(node_file: str) -> dict[str, int]:
     """Returns the distinct hosts of a PBS node file in order, each with the index of its first line (for pbsdsh -n)."""
     lines: dict[str, int] = {}
     for number, line in enumerate(node_file.splitlines()):
@@ -208,7 +208,7 @@ def _allocation(environ: Environ, read: Callable[[str], str]) -> tuple[str, ...]
         return tuple(expand(nodes))
     if path := environ.get("PBS_NODEFILE"):
         try:
-            return tuple(hosts_of(read(path)))
+            return tuple(hosts_in_node_file(read(path)))
         except FileNotFoundError:  # PBS Pro before 2021 writes it on the job's first node only
             return tuple(hosts_in(environ))
     return ()

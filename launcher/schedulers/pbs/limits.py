@@ -60,7 +60,7 @@ def never(plan: JobPlan, groups: Sequence[NodeGroup]) -> str | None:
     return problem
 
 
-def hosts_of(nodes: Sequence[PBSNode], plan: JobPlan, queue: str | None) -> list[NodeGroup]:
+def node_groups(nodes: Sequence[PBSNode], plan: JobPlan, queue: str | None) -> list[NodeGroup]:
     """Returns the total resources of each host that a job may use, free or not.
 
     | resource | amount of the host |
@@ -138,7 +138,7 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
         nodes = PBS(plan.cluster.submit_timeout).nodes()
     except QueryError as error:
         return (f"not compared with the live nodes: {error}",)
-    if problem := never(plan, hosts_of(nodes, plan, queue)):  # PBS leaves it pending for ever
+    if problem := never(plan, node_groups(nodes, plan, queue)):  # PBS leaves it pending for ever
         raise ConfigError(problem)
     # PBS tries twenty times to start a job that cannot open its output, and then holds it
     names = [node.others.get("host", node.name) for node in nodes]

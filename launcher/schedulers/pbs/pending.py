@@ -144,10 +144,10 @@ def explain(waiting: Waiting, pbs: PBS) -> Explanation:
         record = {**record, "max_run_subjobs": array.get("max_run_subjobs", "")}
     comment = not_startable(record, plan) or comment
     nodes: list[PBSNode] = answers.get(pbs.nodes, [])
-    own = str(record.get("queue", settings_of(plan, PBSSettings).queue or ""))
-    queue = answers.get(lambda: pbs.queue_facts(own), None)
+    own = record.get("queue") or settings_of(plan, PBSSettings).queue
+    queue = answers.get(lambda: pbs.queue_facts(own), None) if own else None
     server = answers.get(lambda: queue_facts(*pbs.server()), None)
-    hosts = limits.hosts_of(nodes, plan, str(record.get("queue", "")))
+    hosts = limits.node_groups(nodes, plan, record.get("queue"))
     # PBS says so of the whole site only
     if not comment.never and comment.kind is Why.ROOM and (problem := limits.never(plan, hosts)):
         comment = Reason(comment.kind, f"it can never start: {problem}", CHANGE, never=True)

@@ -11,7 +11,7 @@ from launcher.schedulers.pbs.client import PBS, native_id
 from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.qsub import FIRST_JOB, TOKEN, QsubKind, QsubScheduler, detect
 from launcher.schedulers.registry import read_nodes
-from launcher.schedulers.topology import hosts_of
+from launcher.schedulers.topology import hosts_in_node_file
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
@@ -39,7 +39,8 @@ class PBSScheduler(QsubScheduler):
     job_variable = "PBS_JOBID"
 
     def allocation(self, environ: Mapping[str, str]) -> Allocation:
-        return Allocation(len(hosts_of(read_nodes(environ, "PBS_NODEFILE"))), "pbsdsh", job=environ["PBS_JOBID"])
+        hosts = hosts_in_node_file(read_nodes(environ, "PBS_NODEFILE"))
+        return Allocation(len(hosts), "pbsdsh", job=environ["PBS_JOBID"])
 
     def starter(self, cluster: Cluster) -> str:
         return "mpiexec" if isinstance(cluster, PBSSettings) and cluster.mpiexec else "pbsdsh"

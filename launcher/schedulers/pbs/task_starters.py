@@ -26,7 +26,7 @@ from launcher.schedulers import tasks as task_group
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.pbs.client import PBS, find
 from launcher.schedulers.tasks import attempt_is_over
-from launcher.schedulers.topology import hosts_of, variable
+from launcher.schedulers.topology import hosts_in_node_file, variable
 
 # -- One task on a node of the current PBS job, started by pbsdsh: its script, and the process that watches it
 # pbsdsh transfers no environment, output, exit status or signals, so files in the attempt's folder `tasks/` do:
@@ -301,7 +301,7 @@ def run_pbsdsh(request: task_group.TaskRequest) -> int:
     if pbsdsh is None:
         print("launcher: pbsdsh is not on PATH: add the folder of the PBS commands to it", file=sys.stderr)
         return errors.NO_RETRY
-    lines = dict(list(hosts_of(Path(os.environ["PBS_NODEFILE"]).read_text()).items())[:nodes])
+    lines = dict(list(hosts_in_node_file(Path(os.environ["PBS_NODEFILE"]).read_text()).items())[:nodes])
     if len(lines) < nodes:
         there = f"the PBS job is on {', '.join(lines)}, and {nodes} different hosts are needed"
         print(f"launcher: {there}", file=sys.stderr)
@@ -353,7 +353,7 @@ def run_mpiexec(request: task_group.TaskRequest) -> int:
     folder.mkdir()
     environ = dict(os.environ)
     if path := environ.get("PBS_NODEFILE"):  # which may be on this node only
-        environ |= variable(list(hosts_of(Path(path).read_text())))
+        environ |= variable(list(hosts_in_node_file(Path(path).read_text())))
     environment, script = write_environment(folder, environ), folder / "task.sh"
     text = MPIEXEC_SCRIPT.format(
         folder=shlex.quote(str(folder)), environment=environment.shell, guard=processes.GUARD,

@@ -80,13 +80,6 @@ class SGE(QsubCommands):
     unanswered = NO_ANSWER
     job_limit = JOB_LIMIT
 
-    def run(self, *command: str, good: tuple[int, ...] = (0,)) -> str:
-        """As in `QsubCommands`; without a qmaster qconf exits as if what it shows were missing, and qstat -j with 0."""
-        done = query(*command, timeout=self.timeout, environment=os.environ, good=good)
-        if NO_ANSWER.search(done.stderr):
-            raise QueryError(f"{command[0]} failed: {' '.join(done.stderr.split())}")
-        return done.stdout
-
     def jobs(self) -> dict[str, SchedulerJob]:
         return parse_jobs(self.run("qstat", "-xml", "-g", "d", "-u", getpass.getuser()))
 

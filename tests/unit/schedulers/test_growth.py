@@ -56,7 +56,7 @@ def joined(text: str, between: str = "", begin: str = "", end: str = "") -> Call
         (sge_resources.attributes, joined("key{0} value\n"), 1),
         (topology.expand, joined("rack{0}n[01-03,7]", ","), 4),
         (topology.expand, lambda count: f"node[{','.join(map(str, range(0, 2 * count, 2)))}]", 1),
-        (topology.hosts_of, joined("node{0}\n" * 3), 1),
+        (topology.hosts_in_node_file, joined("node{0}\n" * 3), 1),
         (base.parse_elements, joined("{0}", ","), 1),
         (parse_ranges, joined("{0}", ","), 1),
     ],

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.errors import ConfigError
 from launcher.schedulers.pbs.client import PBSQueue, parse_nodes
-from launcher.schedulers.pbs.limits import check_queue, hosts_of, never
+from launcher.schedulers.pbs.limits import check_queue, never, node_groups
 from launcher.schedulers.pbs.settings import GpuDirective
 from tests.unit.plans import plan_of
 
@@ -111,7 +111,7 @@ BUSY = PLAIN.format(name="n1", state="job-busy") + PLAIN.format(name="n2", state
 def test_what_no_node_of_a_pbs_could_ever_hold_is_refused(text: str, keys: dict[str, Any], words: str | None) -> None:
     plan = plan_of(**{**keys, "cluster": {"scheduler": "pbs", "gpu_directive": GpuDirective.ngpus,
                                           **keys.get("cluster", {})}})  # fmt: skip
-    hosts = hosts_of(parse_nodes(text), plan, "workq")
+    hosts = node_groups(parse_nodes(text), plan, "workq")
     assert never(plan, hosts) == words
 
 

@@ -26,7 +26,7 @@ from launcher.schedulers.pbs import client, task_starters
 from launcher.schedulers.pbs import task_starters as pbs_task
 from launcher.schedulers.pbs.task_starters import SETTLE_TIME, PbsTask, TaskEnvironment, exports
 from launcher.schedulers.tasks import TaskRequest
-from launcher.schedulers.topology import hosts_of
+from launcher.schedulers.topology import hosts_in_node_file
 from tests.unit.faults import FileServer
 
 
@@ -41,8 +41,8 @@ from tests.unit.faults import FileServer
     ],
 )
 def test_each_host_once_with_its_first_line(node_file: str, hosts: dict[str, int]) -> None:
-    assert hosts_of(node_file) == hosts
-    assert list(hosts_of(node_file)) == list(hosts)
+    assert hosts_in_node_file(node_file) == hosts
+    assert list(hosts_in_node_file(node_file)) == list(hosts)
 
 
 def after(folder: Path, environ: dict[str, str], **own: str) -> dict[str, str]:

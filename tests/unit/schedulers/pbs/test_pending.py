@@ -321,6 +321,15 @@ def test_what_is_not_answered_is_said() -> None:
     assert found.options
 
 
+def test_nothing_is_said_of_a_queue_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PBS has forgotten the job, and all nodes belong to queues."""
+    nodes = [dataclasses.replace(node(name), queue="workq") for name in ("a", "b")]
+    monkeypatch.setattr(Recorded, "nodes", lambda _: nodes)
+    found = pending.explain(Waiting("run-1", "7.pbs-srv", pbs_plan(nodes=2), "launcher"), Recorded({}))
+    assert "never" not in found.facts.meaning
+    assert not [note for note in found.notes if "not answered" in note]
+
+
 def test_a_point_that_its_arrays_throttle_holds_back_is_told_so() -> None:
     record = {"job_state": "B", "array_state_count": "Queued:2 Running:1 Exiting:0 Expired:0", "max_run_subjobs": "1"}
     found = pending.explain(Waiting("lr-1/2", "7.pbs-srv_2", pbs_plan(), "launcher"), Recorded(record))
