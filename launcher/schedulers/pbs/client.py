@@ -83,9 +83,6 @@ class PBS(QsubCommands):
     def jobs(self, *also_over: str) -> dict[str, SchedulerJob]:
         return parse_jobs(self.run("qstat", *also_over, "-t", "-w", "-s", "-u", getpass.getuser()))
 
-    def history(self) -> dict[str, SchedulerJob]:
-        return self.jobs("-x")
-
     def count_jobs(self) -> Counter[str]:
         return parse_counts(self.run("qstat", "-t", "-w", "-s", "-u", getpass.getuser()))
 
@@ -95,7 +92,7 @@ class PBS(QsubCommands):
 
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
         if len(job_ids) > FEW or len(set(map(array_of, job_ids))) < len(job_ids):
-            history = self.history()
+            history = self.jobs("-x")
             return {key: history[key] for key in map(short, job_ids) if key in history}
         found = ((short(job_id), self.ended(job_id)) for job_id in job_ids)
         return {key: job for key, job in found if job is not None}

@@ -128,8 +128,9 @@ class Slurm(Struct):
             done = run_submission(self.request(script, environment, *arguments), timeout=self.timeout)
         except NoAnswer as error:
             raise NoAnswer(str(error), job_limit=JOB_LIMIT.search(str(error)) is not None) from None
-        if done.returncode == 0 and (match := re.match(r"\d+", done.stdout.strip())):
-            return match[0]  # --parsable prints ID or ID;CLUSTER
+        # --parsable prints ID or ID;CLUSTER, and a site's wrapper may print more before it
+        if done.returncode == 0 and (ids := re.findall(r"^\s*(\d+)(?:;\S*)?\s*$", done.stdout, re.MULTILINE)):
+            return str(ids[-1])
         words = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         too_many = JOB_LIMIT.search(words) is not None
         if NO_ANSWER.search(words):

@@ -707,7 +707,7 @@ def ids_asked(folder: Path) -> list[list[str]]:
 def test_all_jobs_are_one_question_with_no_ids(commands: Path) -> None:
     (commands / "printed").write_text(QSTAT)
     put(commands, "qstat", f"/bin/cat {commands}/printed")
-    assert PBS().jobs() == PBS().history() == parse_jobs(QSTAT)
+    assert PBS().jobs() == PBS().jobs("-x") == parse_jobs(QSTAT)
     user = getpass.getuser()
     assert asked(commands) == [
         ["qstat", "-t", "-w", "-s", "-u", user],
@@ -771,7 +771,7 @@ def test_a_server_without_history_remembers_nothing(commands: Path) -> None:
     )
     assert PBS().ended("1678.pbs-srv") is None
     put(commands, "qstat", "echo 'qstat: PBS is not configured to maintain job history' >&2")
-    assert PBS().history() == {}
+    assert PBS().jobs("-x") == {}
 
 
 def token(words: str) -> dict[str, Any]:
@@ -849,7 +849,7 @@ def test_cancelling_what_is_not_ours_is_an_error(commands: Path) -> None:
 def questions(pbs: PBS) -> dict[str, Any]:
     return {
         "qstat -u": pbs.jobs,
-        "qstat -x -u": pbs.history,
+        "qstat -x -u": lambda: pbs.jobs("-x"),
         "qstat -f": lambda: pbs.ended("7"),
         "qselect": lambda: pbs.find("token", "job"),
         "qstat -Q": pbs.queues,

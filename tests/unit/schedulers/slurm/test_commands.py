@@ -218,6 +218,14 @@ def test_no_sbatch_that_can_be_run_is_a_refusal(commands: Path) -> None:
         (commands / "sbatch").touch(0o600)
 
 
+def test_a_jobs_id_is_found_in_what_a_sites_wrapper_prints(commands: Path) -> None:
+    put(commands, "sbatch", "echo '2 nodes will be charged to team'; echo '17;cluster'")
+    assert Slurm().submit("script.sh", os.environ) == "17"
+    put(commands, "sbatch", "echo '2 nodes will be charged to team'")
+    with pytest.raises(SubmissionRefused):
+        Slurm().submit("script.sh", os.environ)
+
+
 def test_an_sbatch_that_waits_for_room_in_the_queue_says_that_there_are_too_many_jobs(commands: Path) -> None:
     full = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying."
     put(commands, "sbatch", f"echo '{full}' >&2; exec sleep 60")
