@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -40,7 +41,8 @@ class Parameters(functions.Parameters):
         slots = self.slots or self.tasks_per_node * (self.cpus_per_task or 0) or 1
         settings = SGESettings(
             parallel_environment=self.parallel_environment, slots=slots, gpu_resource=self.gpu_resource,
-            mem_resource=self.mem_resource, per_node=(self.per_node or "").split(","), resources=dict(self.resources),
+            mem_resource=self.mem_resource, per_node=re.split(r"[,\s]+", self.per_node or ""),
+            resources=dict(self.resources),
         )  # fmt: skip
         asked = script.Amounts(settings, self.nodes, self.ngpus, self.mem, prefix="sge_")
         request = script.Request(

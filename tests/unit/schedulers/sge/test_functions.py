@@ -23,6 +23,8 @@ from launcher.schedulers.sge.scheduler import SGEScheduler
         ({"cpus_per_task": 3, "tasks_per_node": 2, "parallel_environment": "smp"}, ["-pe smp 6"]),
         ({"ngpus": 2, "gpu_resource": "gpu"}, ["-l gpu=2"]),
         ({"mem": "1G", "mem_resource": "h_vmem"}, ["-l h_vmem=1048576K"]),
+        ({"ngpus": 2, "gpu_resource": "gpu", "mem": "1G", "mem_resource": "free", "per_node": "gpu, free", "slots": 2,
+          "parallel_environment": "smp"}, ["-l gpu=2", "-l free=1048576K"]),
         ({"resources": {"arch": "lx-amd64"}, "directives": {"m": "n", "l": "a=1"}},
          ["-l arch=lx-amd64", "-l a=1", "-m n"]),
         ({"rerunnable": False, "walltime": "1:00:00"}, ["-r n", "-l h_rt=01:00:00"]),
