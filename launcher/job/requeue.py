@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from launcher.failures import messages
 from launcher.failures.codes import NextReason, StopReason
 from launcher.files.retried_reads import Ok, retry_read
 from launcher.plan.plan import JobPlan
-from launcher.runs import lease_and_locks, user_checkpoints
+from launcher.runs import event_files, lease_and_locks, user_checkpoints
 from launcher.runs.directory import Attempt, Events, Run, current_attempt
 from launcher.runs.events import (
     Continues,
@@ -147,10 +147,11 @@ def main(run_dir: str, stop_requested: bool) -> int:
 
 
 def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Continues | Stays:
-    # Writes the event Stopped before
+    # Writes the event Stopped before. There is little time, and each of thousands of nodes may have an event file: only
+    # those are read that have the answer
     run = attempt.run
     plan = run.plan()
-    stopped = [event for each in run.attempts() for event in every(each.latest_events(), Stopped)]
+    stopped = [event for each in run.attempts() for event in every(_written_by("requeue", each), Stopped)]
     saved = _saved(plan, attempt, stopped) if plan.own_code else -1
     step = None if saved is None else _reached(plan, attempt)
     stopped.append(Stopped(step=step, saved=-1 if saved is None else saved, preempted=_preempted(plan, attempt)))
@@ -166,20 +167,29 @@ def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Continu
     return found
 
 
+def _written_by(writer: str, attempt: Attempt) -> Iterator[dict[str, Any]]:
+    return event_files.read(attempt.events_file(writer))
+
+
+def _began(attempt: Attempt) -> float:
+    started = first(_written_by("script", attempt), Started)
+    return 0.0 if started is None else started.time
+
+
 def _preempted(plan: JobPlan, attempt: Attempt) -> bool:
     # Whether the scheduler shows that it has begun to preempt this job since the attempt started; False: unknown. Slurm
     # no longer shows the preemption of a job that has exited within its partition's GraceTime
     scheduler = registry.scheduler(plan.cluster.scheduler)
-    begun = min((float(event["time"]) for event in attempt.latest_events()), default=0.0)
     try:
-        return (scheduler.preempted(os.environ.get("LAUNCHER_JOB_ID", "")) or 0.0) >= int(begun)
+        begun = scheduler.preempted(os.environ.get("LAUNCHER_JOB_ID", ""))
     except QueryError:
         return False
+    return begun is not None and begun >= int(_began(attempt))
 
 
 def _saved(plan: JobPlan, attempt: Attempt, before: Sequence[Stopped]) -> int | None:
-    began = first(attempt.latest_events(), Started)
-    enough = math.inf if began is None else max([int(began.time * 1e9), *(each.saved for each in before)])
+    began = _began(attempt)
+    enough = max([int(began * 1e9), *(each.saved for each in before)]) if began else math.inf
     left = time_left(os.environ)
     seconds = (
         user_checkpoints.SCAN_TIMEOUT
@@ -195,14 +205,15 @@ def _saved(plan: JobPlan, attempt: Attempt, before: Sequence[Stopped]) -> int | 
 def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
     # The run's newest saved step; -1: none; None: checkpoints cannot be read. Reported steps count as well for a user's
     # program, and in a run without checkpoints that got no stop request: it may save in a format of its own
-    if any(event.reason is StopReason.UNREADABLE for event in every(attempt.latest_events(), Stop)):
+    stops = [stop for writer in ("script", "stop") for stop in every(_written_by(writer, attempt), Stop)]
+    if any(stop.reason is StopReason.UNREADABLE for stop in stops):
         return None
     try:
         step = checkpoints.newest_step(Path(plan.checkpoint.dir))
     except checkpoints.CannotRead:
         return None
     if plan.own_code:
-        reported = [int(event.step) for event in every(attempt.events(), Progress)]
+        reported = [int(event.step) for event in every(_written_by("rank-0", attempt), Progress)]
         return max([-1 if step is None else int(step), *reported])
     if step is None:
         events = attempt.latest_events()
@@ -249,7 +260,7 @@ def _race_again(plan: JobPlan, attempt: Attempt) -> str:
     token = f"{run.record()['token']}-{attempt.number + 1}"
     jobs = race.submit_all(plan, token, submit, lambda: False, SubmissionError)
     run.journal(Submitted(job=jobs[0], chain=tuple(jobs[1:]), race=True))
-    update_followers(run.path)
+    _update_followers(run, jobs[0])
     return jobs[0]
 
 
@@ -271,9 +282,13 @@ def resubmit(plan: JobPlan, run: Run, suffix: str, submit: Callable[[str, str, M
     run.journal(Submitting(token=token))
     job_id = submit(str(script), token, environment)
     run.journal(Submitted(job=job_id))
+    _update_followers(run, job_id)
+    return job_id
+
+
+def _update_followers(run: Run, job_id: str) -> None:
     for problem in update_followers(run.path):
         print(f"launcher: a dependency was not updated to job {job_id}: {problem}", file=sys.stderr)
-    return job_id
 
 
 if __name__ == "__main__":

@@ -251,7 +251,7 @@ def test_a_job_that_runs_again_already_is_not_requeued(
     for name, value in (("RUN_DIR", str(run.path)), ("ATTEMPT", "0"), ("JOB_ID", "7"), ("LEASE", str(lease))):
         monkeypatch.setenv(f"LAUNCHER_{name}", value)
     scheduler = SimpleNamespace(
-        requeues=True, requeue=requeued.append, ending=lambda *_, **__: None, preempted=lambda job: None
+        requeues=True, requeue=requeued.append, ending=lambda *_, **__: None, preempted=lambda job: 1.0
     )
     monkeypatch.setattr(requeue.registry, "scheduler", lambda name: scheduler)
     lease.write_text("7 1 node2\n")
@@ -283,8 +283,8 @@ def test_a_program_whose_saves_cannot_be_seen_is_not_given_up(
         workload={"kind": "Program", "params": {}},
     )
     run.write_record(plan, {}, {"token": "token"})
-    for number in range(3):
-        (run.path / "attempts" / str(number) / "events").mkdir(parents=True)
+    for number in range(3):  # none of the nodes' files, of which there may be thousands, is read
+        (run.path / "attempts" / str(number) / "events/node-0.jsonl").mkdir(parents=True)
     for number in range(2):
         Events(Attempt(run, number), "requeue")(Stopped(step=-1, saved=-1, preempted=False))
 
@@ -297,7 +297,19 @@ def test_a_program_whose_saves_cannot_be_seen_is_not_given_up(
     told: list[Any] = []
     decision = requeue._continue(Attempt(run, 2), told.append, False)
     assert decision.what == "here"
-    assert (told[0].step, told[0].saved) == (step, saved)
+    assert (told[0].step, told[0].saved, told[0].preempted) == (step, saved, False)
+
+
+@pytest.mark.parametrize(("at", "preempted"), [(None, False), (50.0, False), (100.0, True), (150.0, True)])
+def test_a_preemption_counts_if_it_began_in_this_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: float | None, preempted: bool
+) -> None:
+    plan, attempt = bare_plan(), Attempt(Run.create(tmp_path / "run"), 0)
+    monkeypatch.setattr(requeue.registry, "scheduler", lambda name: SimpleNamespace(preempted=lambda job: at))
+    assert requeue._preempted(plan, attempt) == (at is not None)  # it is unknown when the attempt began
+    (attempt.path / "events").mkdir(parents=True)
+    Events(attempt, "script")(Started(time=100.5, job="1", host="node1"))
+    assert requeue._preempted(plan, attempt) == preempted
 
 
 def test_files_of_earlier_attempts_are_not_looked_through_once_a_new_one_is_found(
