@@ -438,9 +438,7 @@ class Job:
         if self._secrets_file is not None and (code == DONE or not (requested or secrets_for_later)):
             with contextlib.suppress(OSError):
                 self._secrets_file.unlink(missing_ok=True)
-        if self._job.chain and code != RESUME:
-            over = self._run_dir / "over"  # for the jobs that follow
-            retried_reads.retry_read(over.touch, over)
+        self._end_chain(code)
         return _exit_code(self._job, code)
 
     def _end_of(self, command: int) -> tuple[int, Stop | None]:
@@ -491,7 +489,13 @@ class Job:
 
     def _ended(self, code: int) -> NoReturn:
         self._event(Ended(code=code))
+        self._end_chain(code)
         raise Over(code)
+
+    def _end_chain(self, code: int) -> None:
+        if self._job.chain and code != RESUME:
+            over = self._run_dir / "over"  # for the jobs that follow
+            retried_reads.retry_read(over.touch, over)
 
 
 def python_path(job: JobFile, given: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import runpy
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -175,6 +177,23 @@ def test_the_next_job_of_a_chain_does_not_begin_either(sandbox: Sandbox, server:
     server.recover()
     assert (outcome.code, outcome.started) == (75, False)
     assert not list((sandbox.run_dir / "attempts").iterdir())
+
+
+@pytest.mark.parametrize(("failed", "code"), [("setup", 93), ("folder", 75), (None, 93)])  # None: a secret is missing
+def test_a_chain_ends_with_a_job_that_fails_before_its_agents(
+    sandbox: Sandbox, failed: str | None, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next job would fail as well, and `status` and `wait` have said that the run has failed."""
+    sandbox.python.write_text("#!/bin/bash\nexit 75\n")
+    plan = sandbox.plan(
+        resume={"how": "chain"}, cluster={"setup": ("false",)}, secret_variables=() if failed else ("GONE",)
+    )
+    render.write(Run(sandbox.run_dir), plan, token="token")
+    for name, value in (("RUN_DIR", str(sandbox.run_dir)), ("JOB_ID", "7")):
+        monkeypatch.setenv(f"LAUNCHER_{name}", value)
+    words = {"setup": ["setup", "1", "1"], "folder": ["folder", str(sandbox.work)], None: []}[failed]
+    assert driver.main([str(sandbox.run_dir / NAME), *(["--failed"] if words else []), *words]) == code
+    assert (sandbox.run_dir / "over").exists() == (code != 75)
 
 
 @NUMBERS
@@ -352,6 +371,22 @@ def test_a_stop_during_set_up_starts_no_agents(sandbox: Sandbox) -> None:
     outcome = drive(sandbox)
     assert (outcome.code, outcome.started) == (75, False)
     assert [event["event"] for event in outcome.events()] == ["started", "stop_requested", "stop", "ended"]
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR2"])  # the last of Grid Engine, before SIGKILL
+def test_a_stop_while_the_driver_is_being_loaded_is_noted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["driver", "job.json"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("LAUNCHER_STOP", "")
+    monkeypatch.setattr(driver, "main", lambda _: os.kill(os.getpid(), signal.Signals[name]) or 0)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)}
+    try:
+        with pytest.raises(SystemExit):
+            runpy.run_path(str(Path(driver.__file__).with_name("__main__.py")))
+        assert os.environ["LAUNCHER_STOP"] == name
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_each_attempt_in_a_job_has_the_whole_time(sandbox: Sandbox) -> None:
