@@ -6,12 +6,12 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from launcher import errors
+from launcher import errors, size_limits
 from launcher.agent.leader_connection import ENDS, WARNS, Control
 from launcher.agent.preflight_checks import ALONE_PART, TOGETHER_PART, CheckLevel, NodeCheck, cannot_start, check_rank
 from launcher.agent.workers import StartError, WorkerExit, WorkerGroup
@@ -39,7 +39,7 @@ class CheckedNode:
 @dataclass(frozen=True)
 class PreflightVerdict:
     then: PreflightThen  # whether the run starts, starts without the bad nodes, or fails
-    bad: tuple[events.NodeFinding, ...] = ()  # each bad node, with what is wrong there
+    bad: tuple[events.NodeFinding, ...] = ()  # bad nodes with what is wrong there, as many as an event has room for
     lost: tuple[int, ...] = ()  # indices of the bad nodes' agents
     warnings: tuple[events.NodeFinding, ...] = ()  # nodes with something that may become a problem
     failure: str = ""  # why the attempt fails, as text; empty: it does not fail
@@ -49,6 +49,7 @@ class PreflightVerdict:
 SILENT, LEADER = "silent", "leader"  # in place of a check's name: no report in time; connection to the leader lost
 SETTINGS = {"device", "space", "run_dir", "fabric"}  # checks that fail on all nodes if a config key is wrong
 MOST_FINDINGS = 4  # problems that the text about a failure names
+FINDING = 100  # characters of a finding in JSON besides its texts
 Reports = Mapping[int, Sequence[NodeCheck] | None]  # checks by index of the agent; None: it did not report in time
 
 
@@ -70,7 +71,7 @@ def decide(
     """
     checks_of = {node: [check for index in node.members for check in reports.get(index) or ()] for node in nodes}
     warned = [_finding(node, each) for node in nodes for each in checks_of[node] if each.level is CheckLevel.WARNING]
-    warnings = tuple(dict.fromkeys(warned))
+    warnings = _shown(tuple(dict.fromkeys(warned)))
     failed = {node: [each for each in checks if each.level is CheckLevel.FAILED] for node, checks in checks_of.items()}
     found = blame(nodes, failed, {node for node in nodes if any(reports.get(each) is None for each in node.members)})
     if not found:
@@ -87,14 +88,15 @@ def decide(
         for node, check in found.items()
     )
     lost = tuple(index for node in found for index in node.members)
+    shown = _shown(bad)
     left = sum(len(node.members) for node in nodes) - len(lost)
     if left and left + spares >= least:
-        return PreflightVerdict(PreflightThen.WITHOUT, bad, lost, warnings)
+        return PreflightVerdict(PreflightThen.WITHOUT, shown, lost, warnings)
     names = {each.check for each in bad}
     if len(found) == len(nodes) > 1 and len(names) == 1:
         failure = f"preflight: all {len(nodes)} nodes fail: {bad[0].found.words}"
         code = errors.NO_RETRY if names <= SETTINGS else errors.FAILED
-        return PreflightVerdict(PreflightThen.FAIL, bad, lost, warnings, failure, code)
+        return PreflightVerdict(PreflightThen.FAIL, shown, lost, warnings, failure, code)
     failure = "preflight: " + "; ".join(f"{each.name}: {each.found.words}" for each in bad[:MOST_FINDINGS])
     failure += f"; and {len(bad) - MOST_FINDINGS} more" if len(bad) > MOST_FINDINGS else ""
     if len(nodes) > 1:
@@ -102,7 +104,18 @@ def decide(
         spare = "spare nodes (min_nodes less than nodes)"
         others = f"Give the run {spare}, so that it starts without bad ones"
         failure += f". {f'Resume the run with {exclude}, or give it {spare}' if exclude else others}"
-    return PreflightVerdict(PreflightThen.FAIL, bad, lost, warnings, failure)
+    return PreflightVerdict(PreflightThen.FAIL, shown, lost, warnings, failure)
+
+
+def _shown(findings: Sequence[events.NodeFinding]) -> tuple[events.NodeFinding, ...]:
+    # As many as an event has room for, whatever their characters are in JSON
+    found, room = [], size_limits.EVENT_BYTES // 16
+    for each in findings:
+        room -= len(each.name) + len(each.host) + len(each.found.words) + FINDING
+        if room < 0:
+            break
+        found.append(each)
+    return tuple(found)
 
 
 def _finding(node: CheckedNode, check: NodeCheck) -> events.NodeFinding:
@@ -145,14 +158,26 @@ def _accused(
         return {}
     most = len(nodes) / 2
     if next(iter(accusing.values())).name == "all_reduce":
-        votes = {node: [each for each in accusing.values() if {*each.accused} & {*node.ranks}] for node in nodes}
+        votes = _accusers(nodes, lambda node: node.ranks, accusing.values())
         return {node: checks[0] for node, checks in votes.items() if len(checks) > most} or dict(accusing)
     blind = {node: check for node, check in accusing.items() if 2 * len(check.accused) > check.looked}
     if len(blind) > most:  # then the nodes that they do not see are bad
         blind = {}
     seers = [check for node, check in accusing.items() if node not in blind]
-    unseen = {node: [each for each in seers if {*each.accused} & {*node.members}] for node in nodes}
+    unseen = _accusers(nodes, lambda node: node.members, seers)
     return {**blind, **{node: checks[0] for node, checks in unseen.items() if checks and node not in blind}}
+
+
+def _accusers(
+    nodes: Sequence[CheckedNode], numbers: Callable[[CheckedNode], Sequence[int]], checks: Iterable[NodeCheck]
+) -> dict[CheckedNode, list[NodeCheck]]:
+    # The checks that accuse each node; numbers: those of a node in `NodeCheck.accused`
+    owners = {number: at for at, node in enumerate(nodes) for number in numbers(node)}
+    found: list[list[NodeCheck]] = [[] for _ in nodes]
+    for check in checks:
+        for at in {owners[number] for number in check.accused if number in owners}:
+            found[at].append(check)
+    return dict(zip(nodes, found, strict=True))
 
 
 # -- The round of a preflight (`preflight=true`), before the first one of the workload

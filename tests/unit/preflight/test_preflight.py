@@ -8,6 +8,7 @@ import json
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,15 +18,16 @@ from typing import Any
 import pytest
 import torch
 
-from launcher import errors
+from launcher import errors, size_limits
 from launcher.agent import preflight_checks as checks
 from launcher.agent.preflight import CheckedNode, PreflightVerdict, decide, nodes_of
-from launcher.agent.preflight_checks import MIB, CheckLevel, CheckProblem, NodeCheck, check
+from launcher.agent.preflight_checks import MIB, CheckLevel, CheckProblem, NodeCheck, RankChecks, check
 from launcher.failures.codes import PreflightThen
 from launcher.files.json_types import from_json
 from launcher.rendezvous import rounds
 from launcher.rendezvous.rounds import Member
-from launcher.runs.events import NodeFinding, Observation
+from launcher.runs import event_files
+from launcher.runs.events import NodeFinding, Observation, Preflighted
 from tests.unit.plans import bare_plan
 
 pytestmark = pytest.mark.root
@@ -99,6 +101,42 @@ def test_the_bad_node_is_found(reports: list[Any], then: PreflightThen, lost: tu
 def test_spare_nodes_replace_bad_ones(bad: tuple[int, ...], spares: int, then: PreflightThen) -> None:
     reports = {number: [BROKEN] if number in bad else FINE for number in range(4)}
     assert decide(NODES, reports, least=4, spares=spares, scheduler="slurm", settings={}, timeout=40).then is then
+
+
+@pytest.mark.parametrize("check", [FULL, wrong(*range(1024)), wrong(), unseen(*range(64), looked=64), ODD])
+def test_a_verdict_on_4096_nodes_takes_moments_and_its_event_can_be_read_again(check: NodeCheck) -> None:
+    nodes = [
+        CheckedNode(f"node{number} ({number})", f"node{number}", (number,), tuple(range(8 * number, 8 * number + 8)))
+        for number in range(4096)
+    ]
+    check, began = replace(check, found=Observation(200 * "\N{BULLET}")), time.process_time()
+    verdict = decide(
+        nodes, {number: [check] * 8 for number in range(4096)}, least=9, scheduler="slurm", settings={}, timeout=40
+    )
+    assert time.process_time() - began < 10  # the others wait for the leader's heartbeats
+    event = Preflighted(round=0, then=verdict.then, nodes=4096, seconds=1.0, bad=verdict.bad, warnings=verdict.warnings)
+    assert len(json.dumps(event_files.entry(event))) < size_limits.EVENT_BYTES
+    assert len(verdict.bad) + len(verdict.warnings) > 10
+
+
+def test_a_node_does_not_try_to_reach_thousands_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Doors(dict[str, str]):
+        def wait(self, *_: object) -> None: ...
+
+        def check(self, keys: list[str]) -> bool:
+            return keys[0] in self
+
+        def get(self, key: str) -> bytes:  # type: ignore[override]
+            return self[key].encode()
+
+    heads = [Member(index, index, f"node{index}", 8) for index in range(4096)]
+    ranks = RankChecks.__new__(RankChecks)
+    ranks._heads, ranks._own = heads, heads[4090]
+    ranks._store = Doors({f"door/{index}": "x 1" for index in range(4096)})
+    monkeypatch.setattr(checks, "reach", lambda addresses, names: list(addresses))
+    assert ranks._reach_others() == [*range(4091, 4096), *range(59)]
+    ranks._heads = heads[4088:4092]
+    assert ranks._reach_others() == [4091, 4088, 4089]
 
 
 def shown(verdict: PreflightVerdict) -> str:
