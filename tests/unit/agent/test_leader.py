@@ -17,7 +17,7 @@ from launcher.agent.leader import Coordinator
 from launcher.agent.policy import History, NextStep, RoundEnd, RoundFailure, RoundVerdict, judge, may_be_cut_off
 from launcher.failures.codes import FaultCode
 from launcher.files.json_types import as_json, from_json
-from launcher.rendezvous.rounds import Member
+from launcher.rendezvous.rounds import Arrivals, Member
 from launcher.rendezvous.signed_channel import encode
 from launcher.runs import event_files, events
 from launcher.runs.events import Accused, Fault, Place
@@ -1100,6 +1100,13 @@ def test_messages_and_events_about_32768_ranks_are_within_their_bounds() -> None
     fault = cluster.coordinator.verdict.failure.fault
     assert (fault.code, len(fault.accused)) == (FaultCode.NOT_JOINED, size_limits.ACCUSED)
     assert len(json.dumps(event_files.entry(fault))) < size_limits.EVENT_BYTES
+    places = [
+        Place(host=f"a-long-name-of-node{task // 8}.site.example", node=task // 8, task=task) for task in range(32768)
+    ]
+    missing = Arrivals(places, 0, len(places), set(range(len(places))), 0.0).problem()
+    assert missing is not None
+    assert "and 32758 more did not reach" in missing.message
+    assert len(json.dumps(event_files.entry(missing))) < size_limits.EVENT_BYTES
 
 
 # -- spare nodes
