@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from launcher import errors, processes
 from launcher.environment import archives
+from launcher.failures.codes import FaultCode
 from launcher.runs.directory import Run, current_attempt, report_start_failure
 from launcher.schedulers import topology
 
@@ -36,10 +37,13 @@ def main(run_dir: str) -> int:
         return errors.NO_RETRY
 
     processes.start_guard()
-    if "SLURM_JOB_ID" not in os.environ or os.environ.get("LAUNCHER_JOB_ID") != os.environ["SLURM_JOB_ID"]:
-        _pose_as_local_job()
-    else:
+    if os.environ["LAUNCHER_JOB_ID"] == os.environ.get("SLURM_JOB_ID"):
         os.environ["SUBMITIT_EXECUTOR"] = "slurm"
+    else:
+        try:
+            _pose_as_local_job()
+        except (topology.TopologyError, OSError) as error:
+            return report_start_failure(None, "agent", error, FaultCode.REFUSED)
 
     from submitit.core.logger import get_logger
     from submitit.core.submission import process_job

@@ -4,6 +4,7 @@ leaves it as a traceback, and none that passes ends it for good."""
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,6 +18,7 @@ import pytest
 
 from launcher import errors
 from launcher.agent import attempt as module
+from launcher.agent.__main__ import main
 from launcher.agent.attempt import Binder, failed_by
 from launcher.agent.leader_connection import AskedToStop, AttemptOver, NobodyLeads, Overtaken, Signals
 from launcher.agent.policy import AttemptFailed, Done, History, NextRound
@@ -39,6 +41,26 @@ FIRST, SECOND = (History(), RENDEZVOUS), (History(round=1), RENDEZVOUS)
 FAULT = Fault(code=FaultCode.NODE_SILENT, host="node0", ends_with=errors.RESUME)
 STOP = AskedToStop(signal.SIGTERM)
 EIO = OSError(errno.EIO, "Input/output error", "/shared/rounds")
+
+
+def test_an_agent_whose_variables_contradict_each_other_says_so_in_an_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = directory.Attempt(directory.Run.create(tmp_path / "run"), 0)
+    (attempt.path / "events").mkdir(parents=True)
+    monkeypatch.setattr(os, "umask", lambda _: 0o077)
+    for name in [*(name for name in os.environ if name.startswith(("SLURM_", "PBS_"))), "LAUNCHER_GUARD"]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LAUNCHER_RUN_DIR", str(attempt.run.path))
+    for told in ("ATTEMPT=0", "JOB_ID=7", "TASK=x", "TASKS=2", "NODE=0", "HOSTS=node0"):
+        name, _, value = told.partition("=")
+        monkeypatch.setenv(f"LAUNCHER_{name}", value)
+    assert main(str(attempt.run.path)) == errors.NO_RETRY
+    (fault,) = every(attempt.events(), Fault)
+    assert (fault.code, fault.error) == (FaultCode.REFUSED, "LAUNCHER_TASK='x' is not a number")
+    monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "gone"))
+    assert main(str(attempt.run.path)) == errors.NO_RETRY
+    assert "No such file or directory" in str(every(attempt.events(), Fault)[-1].error)
 
 
 def cut_off() -> AttemptFailed:
