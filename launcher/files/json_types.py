@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -16,8 +16,12 @@ from launcher import size_limits
 from launcher.fast_dataclasses import REQUIRED, Struct
 
 LATEST = 32_503_680_000.0  # seconds since the epoch: the year 3000; an event with a later time is damaged
-_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list",
-          dict: "an object", type(None): "null"}  # fmt: skip
+_NOT = {
+    int: " is not a whole number", float: " is not a number", str: " is not text", bool: " is not true or false",
+    list: " is not a list", dict: " is not an object", type(None): " is not null",
+}  # fmt: skip
+
+Check = Callable[[Any], "str | None"]  # returns what is wrong with a value, to be put behind its name
 
 
 def misfit(value: Any, kind: Any, name: str) -> str | None:
@@ -28,46 +32,8 @@ def misfit(value: Any, kind: Any, name: str) -> str | None:
         has a class variable OPEN that is true.
     name: name of the value in the message (`plan.nodes` gives `plan.nodes is not a whole number`).
     """
-    return None if _fits(kind)(value) else _misfit(value, kind, name)
-
-
-def _misfit(value: Any, kind: Any, name: str) -> str | None:
-    if kind is Any:
-        return None
-    if (
-        type(value) is int
-        and kind in (int, float)
-        and not -size_limits.FIELD_INTEGERS < value < size_limits.FIELD_INTEGERS
-    ):
-        return f"{name} is an integer of more than 64 bits"
-    if kind is float:
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        return None if fits else _wrong(name, kind)
-    if kind in (int, str, bool, list, dict, type(None)):
-        return None if type(value) is kind else _wrong(name, kind)
-    if _has_fields(kind):
-        return _misfit_of_fields(value, kind, name)
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        if issubclass(kind, str) and type(value) is not str:
-            return _wrong(name, str)
-        try:
-            kind(value)  # an enum with a member UNKNOWN accepts any text
-        except ValueError:
-            return f"{name} is none of {', '.join(str(each.value) for each in kind)}"
-        return None
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        found = [misfit(value, each, name) for each in arguments]
-        if None in found:
-            return None
-        of_the_value = {_wrong(name, each) for each in _WORDS}
-        return next((words for words in found if words not in of_the_value), found[0])  # prefer a nested value
-    if origin in (list, tuple):
-        return _misfit_of_items(value, origin, arguments, name)
-    if not isinstance(value, dict):
-        return _wrong(name, dict)
-    each_kind = arguments[1] if len(arguments) == 2 else Any
-    return next((words for key, each in value.items() if (words := misfit(each, each_kind, f"{name}.{key}"))), None)
+    wrong = _check(kind)(value)
+    return None if wrong is None else f"{name}{wrong}" if name else wrong.removeprefix(".")
 
 
 def as_json(value: Any, *, defaults: bool = True) -> Any:
@@ -93,57 +59,108 @@ def from_json(value: Any, kind: Any) -> Any:
 
 
 @cache
-def _fits(kind: Any) -> Callable[[Any], bool]:
-    # If it returns False, `_misfit` decides and has the words
+def _check(kind: Any) -> Check:
     if kind is Any:
-        return lambda value: True
-    if kind is int:
-        return lambda value: type(value) is int and -size_limits.FIELD_INTEGERS < value < size_limits.FIELD_INTEGERS
-    if kind is float:
-        whole = _fits(int)
-        return lambda value: math.isfinite(value) if type(value) is float else whole(value)
-    if kind in _WORDS:
-        return lambda value: type(value) is kind
+        return lambda value: None
+    if kind in (int, float):
+        return _check_number(kind)
+    if kind in _NOT:
+        return lambda value: None if type(value) is kind else _NOT[kind]
     if _has_fields(kind):
-        return _fits_fields(kind)
+        return _check_fields(kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return lambda value: type(value) is str and value in kind._value2member_map_
+        return _check_enum(kind)
     origin, arguments = get_origin(kind), get_args(kind)
-    each = [_fits(argument) for argument in arguments if argument is not ...]
     if origin in (Union, types.UnionType):
-        return lambda value: any(fits(value) for fits in each)
-    if origin is tuple and arguments[-1] is not ...:
-        return lambda value: (
-            type(value) is list
-            and len(value) == len(each)
-            and all(fits(item) for fits, item in zip(each, value, strict=True))
-        )
+        return _check_union([_check(each) for each in arguments])
     if origin in (list, tuple):
-        return lambda value: type(value) is list and all(map(each[0], value))
-    of_values = each[1] if len(each) == 2 else _fits(Any)
-    return lambda value: type(value) is dict and all(map(of_values, value.values()))
+        several = origin is tuple and arguments[-1] is not ...
+        return _check_items([_check(each) for each in arguments] if several else _check(arguments[0]))
+    of_values = _check(arguments[1]) if len(arguments) == 2 else _check(Any)
+
+    def check(value: Any) -> str | None:
+        if type(value) is not dict:
+            return _NOT[dict]
+        return next((f".{key}{wrong}" for key, each in value.items() if (wrong := of_values(each))), None)
+
+    return check
 
 
-def _fits_fields(kind: Any) -> Callable[[Any], bool]:
+def _check_number(kind: type) -> Check:
+    def check(value: Any) -> str | None:
+        if type(value) is int:
+            fits = -size_limits.FIELD_INTEGERS < value < size_limits.FIELD_INTEGERS
+            return None if fits else " is an integer of more than 64 bits"
+        return None if kind is float and isinstance(value, float) and math.isfinite(value) else _NOT[kind]
+
+    return check
+
+
+def _check_enum(kind: type[Enum]) -> Check:
+    def check(value: Any) -> str | None:
+        if issubclass(kind, str) and type(value) is not str:
+            return _NOT[str]
+        try:
+            kind(value)  # an enum with a member UNKNOWN accepts any text
+        except ValueError:
+            return f" is none of {', '.join(str(each.value) for each in kind)}"
+        return None
+
+    return check
+
+
+def _check_union(checks: Sequence[Check]) -> Check:
+    def check(value: Any) -> str | None:
+        found = []
+        for each in checks:
+            if (wrong := each(value)) is None:
+                return None
+            found.append(wrong)
+        return next((wrong for wrong in found if wrong not in _NOT.values()), found[0])  # prefer a nested value
+
+    return check
+
+
+def _check_items(checks: Sequence[Check] | Check) -> Check:
+    # checks: one of each item, or the one of all
+    def check(value: Any) -> str | None:
+        if not isinstance(value, (list, tuple)):
+            return _NOT[list]
+        if callable(checks):
+            found = map(checks, value)
+        elif len(value) == len(checks):
+            found = map(lambda check, item: check(item), checks, value)
+        else:
+            return f" has {len(value)} items instead of {len(checks)}"
+        return next((f"[{place}]{wrong}" for place, wrong in enumerate(found) if wrong), None)
+
+    return check
+
+
+def _check_fields(kind: Any) -> Check:
     hints, needed = _fields_of(kind)
-    fields = {name: _fits(hint) for name, hint in hints.items()}
+    fields = {name: _check(hint) for name, hint in hints.items()}
     unknown = getattr(kind, "OPEN", False)
 
-    def fits(value: Any) -> bool:
+    def check(value: Any) -> str | None:
         if type(value) is not dict:
-            return False
+            return _NOT[dict]
+        if not unknown and not value.keys() <= fields.keys():
+            return f".{next(key for key in value if key not in fields)} is not known here"
+        for key in needed:
+            if key not in value:
+                return f".{key} is missing"
         for key, each in value.items():
-            check = fields.get(key)
-            if not (unknown if check is None else check(each)):
-                return False
-        return all(key in value for key in needed)
+            if key in fields and (wrong := fields[key](each)):
+                return f".{key}{wrong}"
+        return None
 
-    return fits
+    return check
 
 
 @cache
 def _reader(kind: Any) -> Callable[[Any], Any]:
-    if kind in _WORDS:
+    if kind in _NOT:
         return _as_it_is
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
@@ -173,35 +190,6 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _misfit_of_items(value: Any, origin: Any, kinds: tuple[Any, ...], name: str) -> str | None:
-    if not isinstance(value, (list, tuple)):
-        return _wrong(name, list)
-    if origin is tuple and kinds[-1] is not ...:
-        if len(value) != len(kinds):
-            return f"{name} has {len(value)} items instead of {len(kinds)}"
-    else:
-        kinds = (kinds[0],) * len(value)
-    pairs = enumerate(zip(value, kinds, strict=True))
-    return next((words for place, (each, kind) in pairs if (words := misfit(each, kind, f"{name}[{place}]"))), None)
-
-
-def _misfit_of_fields(value: Any, kind: Any, name: str) -> str | None:
-    if not isinstance(value, dict):
-        return _wrong(name, dict)
-    hints, needed = _fields_of(kind)
-    dotted = f"{name}." if name else ""
-    for key in () if getattr(kind, "OPEN", False) else value:
-        if key not in hints:
-            return f"{dotted}{key} is not known here"
-    for key in needed:
-        if key not in value:
-            return f"{dotted}{key} is missing"
-    for key, each in value.items():
-        if key in hints and (words := misfit(each, hints[key], f"{dotted}{key}")):
-            return words
-    return None
-
-
 def _has_fields(kind: Any) -> bool:
     return isinstance(kind, type) and (issubclass(kind, Struct) or hasattr(kind, "__dataclass_fields__"))
 
@@ -226,7 +214,3 @@ def _defaults(kind: Any) -> Any:
     from dataclasses import fields
 
     return {each.name: each.default for each in fields(kind)}
-
-
-def _wrong(name: str, kind: Any) -> str:
-    return f"{name} is not {_WORDS[kind]}"
