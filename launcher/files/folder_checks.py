@@ -24,6 +24,7 @@ during the check. Afterwards nobody else can replace one that was found safe, so
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import grp
 import os
@@ -240,15 +241,8 @@ def secret_of_file(path: Path) -> bytes:
 
 def make_secret(path: Path) -> None:
     """Makes a file with a new secret, atomically, unless another process makes it first; raises OSError."""
-    secret = os.urandom(SECRET_BYTES)
-    try:
-        safe_io.create(path, secret)
-    except FileExistsError:
-        pass
-    except OSError as error:
-        if error.errno not in safe_io.WITHOUT_LINKS:
-            raise  # another process may have made it
-        safe_io.replace(path, secret, sync=False)
+    with contextlib.suppress(FileExistsError):
+        safe_io.create(path, os.urandom(SECRET_BYTES))
 
 
 def secret_of_user() -> bytes:

@@ -231,9 +231,20 @@ def replace(path: Path, data: bytes, *, sync: bool = True) -> Path:
 
 
 def create(path: Path, data: bytes) -> Path:
-    """Makes a new file with mode 0600 atomically: of several processes one succeeds, others get FileExistsError."""
+    """Makes a new file with mode 0600 atomically: of several processes one succeeds, others get FileExistsError.
+
+    On a file system without hard links others may read it before it is complete.
+    """
     with _temporary_file(path, data, sync=False) as temporary:
-        if not link(temporary, path):
+        try:
+            made = link(temporary, path)
+        except OSError as error:
+            if error.errno not in WITHOUT_LINKS:
+                raise
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(data)
+            made = True
+        if not made:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     return path
 

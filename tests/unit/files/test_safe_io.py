@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -32,11 +33,20 @@ def test_a_request_that_was_sent_again_has_made_it(tmp_path: Path, monkeypatch: 
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
 
 
-def test_what_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.EIO])
+def test_a_file_is_made_once_without_hard_links_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     def no_links(source: Path, target: Path) -> None:
-        raise PermissionError(1, "Operation not permitted")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "link", no_links)
-    with pytest.raises(PermissionError):
-        safe_io.create(tmp_path / "a", b"text")
-    assert not list(tmp_path.iterdir())
+    if number == errno.EIO:
+        with pytest.raises(OSError, match="Input/output error"):
+            safe_io.create(tmp_path / "a", b"text")
+        assert not list(tmp_path.iterdir())
+        return
+    assert safe_io.create(tmp_path / "a", b"first").read_bytes() == b"first"
+    with pytest.raises(FileExistsError):
+        safe_io.create(tmp_path / "a", b"second")
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("a", b"first")]
