@@ -90,12 +90,12 @@ def die_with_parent(parent: int) -> None:
 
 def children() -> set[int]:
     """Returns the ids of this process's children (none without CONFIG_PROC_CHILDREN); OSError: unreadable now."""
-    try:
-        with os.scandir("/proc/self/task") as threads:
-            tasks = [Path(entry.path, "children").read_text() for entry in threads]
-    except FileNotFoundError:
-        return set()
-    return {int(pid) for text in tasks for pid in text.split()}
+    found: set[int] = set()
+    with os.scandir("/proc/self/task") as threads:
+        for entry in threads:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # this thread has ended
+                found.update(map(int, Path(entry.path, "children").read_text().split()))
+    return found
 
 
 def _children_or_none() -> set[int]:
