@@ -540,14 +540,12 @@ class Binder:
     def _near(self, node: Node, agent: Member, tasks: bool) -> list[RankDevices]:
         plan = self._plan
         first = agent.first_local_rank if tasks else 0
-        asked = plan.gpus_per_node if plan.workload.device != Device.cpu.value else 0
-        seen = plan.workload.device != Device.cpu.value and bool(
-            torch_build() and masks.visible_gpus(node, self._environ, hardware.parent_of_slice)
+        asked = plan.gpus_per_node
+        gpus = plan.workload.device != Device.cpu.value and bool(
+            asked or (torch_build() and masks.visible_gpus(node, self._environ))
         )
-        return masks.of_ranks(
-            node, self._environ, range(first, first + agent.ranks), gpus=asked > 0 or seen, most=asked or None,
-            parent=hardware.parent_of_slice, pairs=plan.cluster.nics,
-        )  # fmt: skip
+        ranks = range(first, first + agent.ranks)
+        return masks.of_ranks(node, self._environ, ranks, gpus=gpus, most=asked or None, pairs=plan.cluster.nics)
 
     def _variables(self, rank: Placement, binding: masks.RankBinding, *, is_bound: bool) -> dict[str, str]:
         plan = self._plan

@@ -2,6 +2,6 @@
 
 Plans, agents and commands use it, so of the launcher it imports only failures.codes, errors, formatting and units.
 
-- `masks`: which CPUs and devices each rank gets, as was asked for; pure
+- `masks`: which CPUs and devices each rank gets, as was asked for
 - `hardware`: a node's cores, accelerators, network devices (sysfs, NVIDIA's driver), and its memory
 """

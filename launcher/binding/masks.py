@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from launcher.binding import hardware
@@ -306,19 +306,16 @@ class DeviceError(Exception):
     """It is not known which devices a rank uses, so ranks that need them cannot be bound."""
 
 
-Parent = Callable[[str], "str | None"]  # from the UUID of a MIG slice to the PCI address of its GPU; None: unknown
-
-
 def of_ranks(
     node: Node, environ: Mapping[str, str], ranks: Sequence[int], *, gpus: bool, most: int | None = None,
-    pairs: Sequence[str] = (), parent: Parent = lambda uuid: None,
+    pairs: Sequence[str] = (),
 ) -> list[RankDevices]:  # fmt: skip
     """Returns the devices of each of these ranks; raises DeviceError.
 
     environ: of the agent. most: number of visible accelerators that the run uses, the first ones; None: all.
     pairs: `cluster.nics`: the network device of each accelerator of the node, or without accelerators of each rank.
     """
-    shown = visible_gpus(node, environ, parent)[:most] if gpus else []
+    shown = visible_gpus(node, environ)[:most] if gpus else []
     if gpus and not shown:
         raise DeviceError("no accelerator is found in /sys or /proc")
     named = {each: nic for nic in node.nics for each in (nic.name, nic.interface) if each}
@@ -335,12 +332,12 @@ def of_ranks(
     return found
 
 
-def visible_gpus(node: Node, environ: Mapping[str, str], parent: Parent = lambda uuid: None) -> list[Gpu]:
+def visible_gpus(node: Node, environ: Mapping[str, str]) -> list[Gpu]:
     """Returns the accelerators that a process with this environment sees, by index; raises DeviceError."""
     shown = list(node.gpus)
     for mask in MASKS.get(shown[0].vendor, ()) if shown else ():
         if (text := environ.get(mask)) is not None:
-            shown = _masked(shown, mask, text, parent)
+            shown = _masked(shown, mask, text)
     return shown
 
 
@@ -350,12 +347,12 @@ def visible_here(environ: Mapping[str, str]) -> int | None:
     if hardware.is_uncounted(node) and not (node.gpus and NAMES & environ.keys()):
         return None
     try:
-        return len(visible_gpus(node, environ, hardware.parent_of_slice))
+        return len(visible_gpus(node, environ))
     except DeviceError:
         return None
 
 
-def _masked(shown: Sequence[Gpu], mask: str, text: str, parent: Parent) -> list[Gpu]:
+def _masked(shown: Sequence[Gpu], mask: str, text: str) -> list[Gpu]:
     found: list[Gpu] = []
     entries: list[str] = []
     names: dict[Gpu, str] = {}  # entry of each whole GPU; several entries may name parts of one GPU
@@ -365,14 +362,14 @@ def _masked(shown: Sequence[Gpu], mask: str, text: str, parent: Parent) -> list[
         if entry in entries:
             raise DeviceError(f"{mask}={text} names {entry} twice")
         entries.append(entry)
-        found += _of_entry(shown, mask, entry, parent)
+        found += _of_entry(shown, mask, entry)
         whole = not entry.startswith("MIG-") and "." not in entry
         if whole and (before := names.setdefault(found[-1], entry)) != entry:
             raise DeviceError(f"{mask}={text} names one GPU as {before} and as {entry}")
     return found
 
 
-def _of_entry(shown: Sequence[Gpu], mask: str, entry: str, parent: Parent) -> list[Gpu]:
+def _of_entry(shown: Sequence[Gpu], mask: str, entry: str) -> list[Gpu]:
     if entry.isdecimal():
         if int(entry) < len(shown):
             return [shown[int(entry)]]
@@ -384,7 +381,7 @@ def _of_entry(shown: Sequence[Gpu], mask: str, entry: str, parent: Parent) -> li
     elif entry.startswith("MIG-GPU-"):  # MIG-GPU-UUID/INSTANCE/INSTANCE, of drivers before 470
         at = [gpu for gpu in shown if gpu.uuid and entry[4:].partition("/")[0] == gpu.uuid]
     elif entry.startswith("MIG-"):
-        address = parent(entry)
+        address = hardware.parent_of_slice(entry)
         if address is None:
             text = f"{mask} names {entry}, a MIG instance: only NVIDIA's library can tell which GPU it is on"
             raise DeviceError(text)

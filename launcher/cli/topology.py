@@ -43,8 +43,8 @@ def _bound(
 ) -> list[str]:
     bind = masks.parse(how)
     try:
-        seen = len(masks.visible_gpus(node, environ, hardware.parent_of_slice))
-        near = masks.of_ranks(node, environ, range(wanted or seen or 1), gpus=seen > 0, parent=hardware.parent_of_slice)
+        seen = len(masks.visible_gpus(node, environ))
+        near = masks.of_ranks(node, environ, range(wanted or seen or 1), gpus=seen > 0)
         found = masks.bind(node, allowed, near, bind)
     except masks.DeviceError as error:
         found = masks.unbound(node, allowed, [masks.RankDevices()] * (wanted or 1), Unbound(str(error)))

@@ -75,7 +75,7 @@ def slots_of_node(count: int, environ: Mapping[str, str], *, gpus_per_point: int
     name = masks.mask_of(masks.MASKS[node.gpus[0].vendor if node.gpus else "nvidia"], environ)
     if gpus:
         try:
-            shown = masks.visible_gpus(node, environ, hardware.parent_of_slice)
+            shown = masks.visible_gpus(node, environ)
             ranks = [RankDevices(shown[each[0]] if each and each[0] < len(shown) else None) for each in places]
         except DeviceError:
             pass  # the CPUs are divided regardless of where the GPUs are

@@ -61,11 +61,12 @@ def test_tiles_are_no_devices_where_cards_are(tmp_path: Path) -> None:
     assert len(hardware.read(tmp_path, {"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}).gpus) == 6
 
 
-def test_a_slice_of_mig_without_its_gpus_uuid_is_asked_of_nvidias_library() -> None:
+def test_a_slice_of_mig_without_its_gpus_uuid_is_asked_of_nvidias_library(monkeypatch: pytest.MonkeyPatch) -> None:
     node = trees.read("polaris")
     environ = {"CUDA_VISIBLE_DEVICES": "MIG-11111111-2222"}
-    found = masks.visible_gpus(node, environ, {"MIG-11111111-2222": "0000:85:00.0"}.get)
-    assert [gpu.address for gpu in found] == ["0000:85:00.0"]
+    monkeypatch.setattr(hardware, "parent_of_slice", {"MIG-11111111-2222": "0000:85:00.0"}.get)
+    assert [gpu.address for gpu in masks.visible_gpus(node, environ)] == ["0000:85:00.0"]
+    monkeypatch.setattr(hardware, "parent_of_slice", lambda uuid: None)
     with pytest.raises(DeviceError) as refused:
         masks.visible_gpus(node, environ)
     assert str(refused.value) == (
