@@ -254,7 +254,7 @@ _REPORTED = {"usage": FaultCode.USAGE, "printed": FaultCode.EXITED}  # by the co
 
 
 @dataclass(frozen=True)
-class Failure:
+class RankFailure:
     fault: Fault
     final: bool = False  # whether a retry would fail as well
     time: float = 0.0  # when the agent noticed it, in seconds since the epoch
@@ -273,7 +273,7 @@ class Failure:
         return self.fault.rank
 
 
-def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> Failure | None:
+def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> RankFailure | None:
     """Returns the failure of a rank that has ended; None: it has done its work. The first row that matches decides.
 
     | exit code | the rank's report | FaultCode |
@@ -313,7 +313,7 @@ def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> Failure | None
             fault, exception=error.type or None, error=error.line, reading=error.reading,
             traceback=error.traceback or None,
         )  # fmt: skip
-    return Failure(fault, kind in (FaultCode.NO_RETRY, FaultCode.USAGE) or bool(error and error.final), ended.time)
+    return RankFailure(fault, kind in (FaultCode.NO_RETRY, FaultCode.USAGE) or bool(error and error.final), ended.time)
 
 
 def fault_of_end(left: Sequence[LeftOver], host: str) -> Fault:
@@ -337,13 +337,13 @@ _BLAME = {
 }
 
 
-def to_blame(failures: Sequence[Failure]) -> Failure:
+def to_blame(failures: Sequence[RankFailure]) -> RankFailure:
     """Returns the failure that caused the others: the first by code (see `_BLAME`), then by time, then by rank."""
     return min(failures, key=lambda each: (_BLAME[each.code], each.time, each.rank))
 
 
 def exited_to_resume(
-    failed: Sequence[Failure], *, resumable: bool, left_first: bool, saving: bool, signalled: bool
+    failed: Sequence[RankFailure], *, resumable: bool, left_first: bool, saving: bool, signalled: bool
 ) -> bool:
     """Returns whether an agent's ranks that have failed did so to resume later.
 

@@ -31,7 +31,7 @@ from launcher.worker.hangs import RankActivity, Recorders, StepWatch
 from launcher.worker.heartbeat import Pulse, Sign
 
 
-class Watch:
+class MemoryWatch:
     """Reads memory use, and counts the out-of-memory kills since this object was made. `root`: for tests."""
 
     def __init__(self, root: Path = hardware.ROOT) -> None:

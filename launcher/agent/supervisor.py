@@ -90,7 +90,7 @@ class Supervisor:
         self._terminated = False
         self._left_first = False  # a rank exited to resume later, and the other ranks were ended because of that
         self._more_output = False  # whether ranks have printed more than the last turn has copied
-        self._memory = rank_progress.Watch()
+        self._memory = rank_progress.MemoryWatch()
         self._stops = AgentSide(self._first_rank)
 
     def run(self) -> policy.Done | policy.NextRound:
@@ -302,7 +302,7 @@ class Supervisor:
         self._gives_up = now + LATE if self._too_late else None
         self._control.send({"type": "ended"})
 
-    def _report_failure(self, failure: policy.Failure, now: float) -> None:
+    def _report_failure(self, failure: policy.RankFailure, now: float) -> None:
         place = failure.rank - self._first_rank
         listens = self._resumable and not (failure.final or self._status.signs[place].gives_up)
         fault = replace(failure.fault, memory=self._memory.read())
@@ -413,7 +413,9 @@ class Supervisor:
             self._kill(now)
         if self._killed_at is not None and now - self._killed_at > DIES and self._alive:
             left = [LeftOver.of(self._first_rank + place, self._workers.pids()[place]) for place in self._alive]
-            raise policy.AttemptFailed(policy.fault_of_end(left, self._own.host), errors.RESUME)
+            fault = policy.fault_of_end(left, self._own.host)
+            self._context.events(fault)
+            raise policy.AttemptFailed(fault, errors.RESUME)
         if self._gives_up is not None and now > self._gives_up and self._verdict is None:
             self._lose_leader("it has decided nothing in time", now)
 

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.agent.attempt import fault_of_start
 from launcher.agent.policy import (
-    Failure,
+    RankFailure,
     RoundEnd,
     exited_to_resume,
     failure_of,
@@ -76,8 +76,8 @@ def test_what_an_exit_is(
         assert (fault.exit_code, fault.signal) == ((code, None) if code >= 0 else (None, signal.Signals(-code).name))
 
 
-def failed(kind: FaultCode, rank: int = 1, **fields: Any) -> Failure:
-    return Failure(Fault(code=kind, rank=rank, host="node2"), **fields)
+def failed(kind: FaultCode, rank: int = 1, **fields: Any) -> RankFailure:
+    return RankFailure(Fault(code=kind, rank=rank, host="node2"), **fields)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_process_that_still_exists_is_named() -> None:
         ([failed(FaultCode.RAISED, 0, time=1.0), failed(FaultCode.RAISED, 1, time=1.0)], 0),
     ],
 )
-def test_which_of_several_is_to_blame(failures: list[Failure], blamed: int) -> None:
+def test_which_of_several_is_to_blame(failures: list[RankFailure], blamed: int) -> None:
     assert to_blame(failures).rank == blamed
 
 

@@ -471,6 +471,7 @@ def test_ranks_that_do_not_die_end_the_attempt_to_resume_elsewhere(job: Callable
     one.run(2)
     assert one.ended()[0] == errors.RESUME
     assert (one.fault().code, one.fault().host) == (FaultCode.STILL_THERE, "node0")
+    assert one.agents[0].told()[-1]["code"] == "still_there"
 
 
 # -- ranks that leave to resume later

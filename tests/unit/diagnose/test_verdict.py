@@ -763,7 +763,7 @@ def test_memory_of_a_cgroup_is_read(tmp_path: Path) -> None:
     write("sys/fs/cgroup/slurm/job_5/step_0/memory.events", "low 0\noom 1\noom_kill 1\n")
     write("sys/fs/cgroup/slurm/job_5/memory.max", f"{GIB}\n")
     write("sys/fs/cgroup/slurm/job_5/memory.peak", "1000\n")
-    watch = rank_progress.Watch(tmp_path)
+    watch = rank_progress.MemoryWatch(tmp_path)
     assert {name: value for name, value in watch.read().items() if name != "largest"} == {"limit": GIB, "peak": 1000}
     write("sys/fs/cgroup/slurm/job_5/step_0/memory.events", "low 0\noom 2\noom_kill 2\n")
     write("proc/vmstat", "oom_kill 4\n")
