@@ -142,7 +142,8 @@ class CheckpointFolder:
         `judged`; returns what was done. why: lines about what is wrong with it."""
         aside = self.path / checkpoints.temporary(checkpoints.step_of(path.name) or 0, self.attempt, "aside")
         try:
-            if judged is not None and checkpoints.read(path, self._timeout) != judged:
+            # As text, since a metric that is NaN is not equal to itself
+            if judged is not None and checkpoints.read(path, self._timeout).text() != judged.text():
                 return "another one has replaced it"
             path.rename(aside)
         except (OSError, CheckpointError) as error:  # for example, the folder is read-only

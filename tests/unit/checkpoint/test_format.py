@@ -69,6 +69,17 @@ def test_temporary_names_are_fresh_and_tell_the_attempt(tmp_path: Path) -> None:
     assert [found[name] for name in names] == [None, 3, None] * 2
 
 
+def test_a_damaged_one_is_quarantined_whatever_its_metrics_are_and_its_replacement_is_not(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, 0, Retention(), 0)
+    judged = checkpoints.read(write(tmp_path, 1, metrics={"loss": float("nan")}))
+    shutil.rmtree(tmp_path / checkpoints.name_of(1))
+    path = write(tmp_path, 1, metrics={"loss": 0.5})
+    assert folder.quarantine(path, ["torn"], judged) == "another one has replaced it"
+    shutil.rmtree(path)
+    judged = checkpoints.read(write(tmp_path, 1, metrics={"loss": float("nan")}))
+    assert folder.quarantine(path, ["torn"], judged).startswith("quarantined as .aside-step-000000001-")
+
+
 def test_candidates_are_newest_first_and_no_links(tmp_path: Path) -> None:
     for step in (5, 1_000_000_000, 40):
         write(tmp_path, step)
