@@ -79,7 +79,7 @@ class CheckpointFolder:
         try:
             retry(make, self.path, self._timeout, only=TRANSIENT)
             self.require_private(self.path)
-            retry(lambda: lease_and_locks.use_folder(self.path), self.path, self._timeout, only=TRANSIENT)
+            took_over = retry(lambda: lease_and_locks.use_folder(self.path), self.path, self._timeout, only=TRANSIENT)
         except lease_and_locks.LeaseTaken as error:
             raise CheckpointError(
                 f"checkpoint.dir={error}, and two runs would remove each other's checkpoints: set another "
@@ -93,7 +93,7 @@ class CheckpointFolder:
                 "set it to a folder that you can write to and that all nodes share"
             ) from None
         there = checkpoints.entries(self.path, self._timeout)
-        for path, step in checkpoints.leftovers(self.path, self.attempt).items():
+        for path, step in checkpoints.leftovers(self.path, None if took_over else self.attempt).items():
             # If a save was killed between two renames, the replaced checkpoint is the only one of its step: restore it.
             if step is None or checkpoints.name_of(step) in there:
                 shutil.rmtree(path, ignore_errors=True)

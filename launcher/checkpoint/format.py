@@ -248,9 +248,7 @@ class File:
 @dataclass(frozen=True)
 class Manifest:
     step: int  # steps of the run that were done
-    # `single` (small state in one file), `sharded` (tensors in files of torch.distributed.checkpoint) or `dcp`
-    # (everything in such files, as former versions could write it)
-    kind: str
+    kind: str  # `single` (small state in one file) or `sharded` (tensors in files of torch.distributed.checkpoint)
     world_size: int  # number of ranks that saved it. attempt: index of their attempt
     attempt: int
     identity: dict[str, Any]  # facts that must be equal for the checkpoint to fit
@@ -344,14 +342,14 @@ def quarantine_reasons(path: Path) -> list[str]:
         return []
 
 
-def leftovers(folder: Path, attempt: int) -> dict[Path, int | None]:
-    """Returns the temporary folders that saves of this attempt and earlier ones have left, each with the step of a
-    checkpoint that a save has moved there to replace it, or None."""
+def leftovers(folder: Path, attempt: int | None) -> dict[Path, int | None]:
+    """Returns the temporary folders that saves of this attempt and earlier ones (None: of all) have left, each with the
+    step of a checkpoint that a save has moved there to replace it, or None."""
     found = ((entry, _TEMPORARY.fullmatch(entry)) for entry in entries(folder))
     return {
         folder / entry: int(match[2]) if match[1] == "old" else None
         for entry, match in found
-        if match and int(match[3]) <= attempt
+        if match and (attempt is None or int(match[3]) <= attempt)
     }
 
 

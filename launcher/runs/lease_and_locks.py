@@ -434,17 +434,18 @@ def lost() -> LeaseLost | None:
 RUN_FILE = ".run"  # name of this file: the run's directory, and the path of its lease, in a line each
 
 
-def use_folder(folder: Path) -> None:
+def use_folder(folder: Path) -> bool:
     """Makes this process's run the one that uses a folder, once no other run does; outside of a run it does nothing.
 
-    Raises LeaseTaken: another run that is alive uses it. OSError: the file cannot be written.
+    Returns whether another run has used it. Raises LeaseTaken: another run that is alive uses it. OSError: the file
+    cannot be written.
     """
     run_dir, lease = os.environ.get("LAUNCHER_RUN_DIR"), os.environ.get("LAUNCHER_LEASE")
     if not run_dir or not lease:
-        return
-    watch = HolderWatch()
+        return False
+    watch, took_over = HolderWatch(), False
     while (user := _user_of(folder)) is not None and not _is_run(user[0], run_dir):
-        now, path = time.monotonic(), Path(user[1])
+        now, path, took_over = time.monotonic(), Path(user[1]), True
         found = retry_read(partial(look, path), path)
         if (seen := unwrap(found)) is None:
             break
@@ -459,6 +460,7 @@ def use_folder(folder: Path) -> None:
         time.sleep(POLL)
     if user != (run_dir, lease):
         safe_io.write(folder / RUN_FILE, f"{run_dir}\n{lease}\n")
+    return took_over
 
 
 def other_user(folder: Path, run_dir: Path) -> str | None:

@@ -200,7 +200,7 @@ def test_two_runs_that_save_in_one_folder_do_not_remove_each_others_checkpoints(
     first = cluster.run("a", "7")
     checkpointer = Checkpointer(folder, ALONE, identity={}, read_timeout=0)
     checkpointer.save(1, {"w": torch.zeros(2)}, wait=True)
-    being_written = folder / checkpoints.temporary(2, 0)
+    being_written = folder / checkpoints.temporary(2, 5)  # of a later attempt than that of the run which takes over
     being_written.mkdir()
     cluster.run("b", "8")
     cluster.beating = [first]
