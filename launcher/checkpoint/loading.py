@@ -534,7 +534,8 @@ def new_file(path: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        path.unlink(missing_ok=True)
+        if not isinstance(error, FileExistsError):  # another process has just made it
+            path.unlink(missing_ok=True)
         if isinstance(error, OSError | RuntimeError):
             raise CheckpointError(f"{path} cannot be written: {error}") from None
         raise

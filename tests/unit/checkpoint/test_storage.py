@@ -13,8 +13,7 @@ from launcher import Env
 from launcher.checkpoint import Checkpointer
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import loading as inspection
-from launcher.checkpoint.format import Manifest, Misfit
-from tests.fakes.checkpoint_files import changed, file_of
+from launcher.checkpoint.format import CheckpointError, Misfit
 
 # torch 2.4 has no `no_dist`, and newer ones warn without it.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -32,22 +31,6 @@ def by_dcp(folder: Path, step: int) -> Path:
     folder.chmod(0o700)
     path.chmod(0o700)
     return path
-
-
-def test_what_a_former_version_saved_by_dcp_is_read(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    path = by_dcp(folder, 3)
-    manifest = Manifest(3, checkpoints.DCP, 1, 0, {}, {}, {}, {each.name: file_of(each) for each in path.iterdir()})
-    (path / checkpoints.MANIFEST).write_text(manifest.text())
-    assert changed(path) == [] and checkpoints.newest_step(folder) == 3
-    into = {"model": state(-1)["model"]}
-    checkpointer = Checkpointer(folder, ALONE, identity={})
-    with pytest.raises(Misfit, match="step: a pickle in the checkpoint, which is not executed"):
-        checkpointer.load(state(-1))
-    loaded = checkpointer.load(into, only=["model"])
-    checkpointer.close()
-    assert loaded is not None and loaded.step == 3 and (into["model"]["weight"] == 3).all()
-    assert torch.equal(inspection.whole(path, manifest)["model"]["bias"], torch.full((3,), 3.0))
 
 
 def test_what_dcp_wrote_alone_is_not_passed_over(tmp_path: Path) -> None:
@@ -68,3 +51,10 @@ def test_dcp_reads_the_tensors_of_our_checkpoints(tmp_path: Path, monkeypatch: p
     into = {"model": state(-1)["model"]}
     dcp.load(into, checkpoint_id=tmp_path / "checkpoints" / "step-000000001")
     assert (into["model"]["weight"] == 1).all() and (into["model"]["bias"] == 1).all()
+
+
+def test_a_file_that_another_process_has_just_made_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "state.pt").write_text("another's")
+    with pytest.raises(CheckpointError, match=r"state\.pt cannot be written: .*File exists"):
+        inspection.save_plain(tmp_path / "state.pt", {})
+    assert (tmp_path / "state.pt").read_text() == "another's"
