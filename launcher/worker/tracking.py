@@ -421,11 +421,8 @@ class MLflow:
             return str(found.experiment_id)
 
     def _earlier(self) -> str | None:
-        try:
-            uri, _, run = (self._about.folder / MLFLOW_RUN).read_text().strip().rpartition(" ")
-        except OSError:
-            return None
-        if uri != self._about.uri:  # another server
+        uri, _, run = (unwrap(read_text(self._about.folder / MLFLOW_RUN)) or "").strip().rpartition(" ")
+        if uri != self._about.uri:  # none, or on another server
             return None
         self._known = frozenset(self._client.get_run(run).data.metrics)
         return run

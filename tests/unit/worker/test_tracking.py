@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.environment import programs
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, UnavailableError
 from launcher.plan import build as tracking_keys
 from launcher.redaction import HIDDEN, public
 from launcher.runs.directory import Run
@@ -20,6 +20,7 @@ from launcher.runs.lease_and_locks import LeaseLost
 from launcher.worker import tracking
 from launcher.worker.tracking import About, Reporter, TrackerEntry, TrackerQueues, flat_config, numbers_in
 from tests.launch import until
+from tests.unit.faults import FileServer
 from tests.unit.plans import SITE, bare_plan, make_config, plan_of
 
 
@@ -387,6 +388,23 @@ def test_mlflow_goes_on_with_the_same_run(run: Run) -> None:
     assert (kept.data.tags["launcher.attempt"], kept.data.tags["launcher.job"]) == ("1", "7")
     history = client.get_metric_history(kept.info.run_id, "train/loss")
     assert [(each.step, each.value) for each in history] == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6.1)]
+
+
+def test_mlflow_makes_no_second_run_because_the_name_of_the_first_cannot_be_read_now(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from launcher.worker.tracking import MLFLOW_RUN, MLflow
+
+    entry = TrackerEntry(1, 1000.0, {"train/loss": 1.0})
+    MLflow(about(run, 0)).log([entry])
+    first, later = (run.path / MLFLOW_RUN).read_text(), MLflow(about(run, 1))
+    server = FileServer(monkeypatch)
+    server.fail(MLFLOW_RUN)
+    with pytest.raises(UnavailableError):
+        later.log([entry])
+    server.recover()
+    later.log([entry])
+    assert (run.path / MLFLOW_RUN).read_text() == first
 
 
 def test_mlflow_gets_names_that_it_takes(run: Run) -> None:
