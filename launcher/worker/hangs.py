@@ -208,7 +208,7 @@ MOST_BLAMED = 16  # at most so many ranks are named as the cause of a hang
 LOOK = 5.0  # seconds between two measurements of the ranks' CPU time
 BUSY = 0.01  # share of one core: a process that uses less is idle (NCCL's watchdog threads wake up now and then)
 # Where a rank waits for others: in a collective, in DDP's or autograd's engine, in the agreement on a stop.
-_WAITS = re.compile(r"/torch/(distributed/|autograd/graph\.py)|/launcher/worker/(stop|process_group)\.py|/ranks\.py")
+_WAITS = re.compile(r"/torch/(distributed/|autograd/graph\.py)|/launcher/worker/(stop|process_group)\.py")
 
 
 @dataclass(frozen=True)

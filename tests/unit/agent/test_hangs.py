@@ -44,6 +44,9 @@ BACKWARD = """Current thread 0x02 (most recent call first):
 """
 
 
+NAMESAKE = """Current thread 0x02 (most recent call first):
+  File "/home/me/ranks.py", line 12 in best
+"""
 ITEM = """Current thread 0x02 (most recent call first):
   File "/home/me/train.py", line 52 in main
 """
@@ -95,7 +98,9 @@ def test_who_is_blamed(reports: list[HangReport], guilty: list[int], does: str) 
     assert what == does
 
 
-@pytest.mark.parametrize(("stack", "answer"), [(COLLECTIVE, True), (BACKWARD, True), (OUTSIDE, False), ("", False)])
+@pytest.mark.parametrize(
+    ("stack", "answer"), [(COLLECTIVE, True), (BACKWARD, True), (OUTSIDE, False), (NAMESAKE, False), ("", False)]
+)
 def test_the_main_threads_newest_frame_tells_whether_it_waits(stack: str, answer: bool) -> None:
     assert waits(stack) is answer
 
