@@ -248,7 +248,8 @@ class Resumable:
         if loaded.path is None:  # what has been done since the last save is not on disk yet
             disk = loaded.on_disk
             self._saved_step = 0 if disk is None else disk.step
-            self._last_save -= math.inf if disk is None else time.time() - disk.time
+            since = math.inf if disk is None else time.time() - disk.time
+            self._last_save -= since if since >= 0 else math.inf  # another node's clock may be ahead
         return loaded.step
 
     def _require_fit(self, loaded: Loaded, wanted: Mapping[str, Any], *, whole: bool) -> None:

@@ -195,14 +195,25 @@ def test_who_changes_tensors_without_an_optimizer_can_wait_for_their_copy(
     assert not number.any()
 
 
+@pytest.mark.parametrize(
+    ("ahead", "after_rounds"),
+    [
+        # at first nothing is on disk, so that the first restart saves; then each minute
+        (0, [[6], [6], [6, 18], [6, 18], [6, 18, 30], [6, 18, 30]]),
+        # it is not known when the last save was, so that each restart saves
+        (3600, [[6], [6, 11], [6, 11, 16], [6, 11, 16, 21], [6, 11, 16, 21, 26], [6, 11, 16, 21, 26, 31]]),
+    ],
+    ids=["the clocks agree", "the clock of the node that saved is fast"],
+)
 def test_what_only_memory_had_is_saved_when_it_would_have_been_without_the_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: dict[str, Any]
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: dict[str, Any], ahead: float,
+    after_rounds: list[list[int]],
+) -> None:  # fmt: skip
     now, describe = [0.0], CheckpointFolder.describe
     monkeypatch.setenv("LAUNCHER_ROUND", "0")
     monkeypatch.setattr(resumable.time, "monotonic", lambda: 5000 + now[0])
     monkeypatch.setattr(resumable.time, "time", lambda: 1.7e9 + now[0])
-    monkeypatch.setattr(CheckpointFolder, "describe", lambda *of: replace(describe(*of), time=1.7e9 + now[0]))
+    monkeypatch.setattr(CheckpointFolder, "describe", lambda *of: replace(describe(*of), time=1.7e9 + now[0] + ahead))
     found = []
     for _ in range(7):  # a rank dies every 25 seconds
         step, it, _ = restarted(tmp_path, every=60.0, **memory)
@@ -212,8 +223,7 @@ def test_what_only_memory_had_is_saved_when_it_would_have_been_without_the_failu
             it.boundary(step)
         end_round(it)
         found.append(saved(tmp_path))
-    # at first nothing is on disk, so that the first restart saves; then each minute
-    assert found[1:] == [[6], [6], [6, 18], [6, 18], [6, 18, 30], [6, 18, 30]]
+    assert found[1:] == after_rounds
 
 
 def test_a_save_that_a_failure_prevented_is_made_after_it(
