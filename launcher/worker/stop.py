@@ -142,6 +142,7 @@ class StopFlag:
         self._last: float | None = None
         self._step_time = 0.0
         self._next_look, self._files = 0.0, (False, False)
+        self._handlers: dict[int, Any] = {}  # those that were there before
         self.take_signals()
         if self._slot is not None:
             self._slot.listen()
@@ -149,7 +150,9 @@ class StopFlag:
     def take_signals(self) -> None:
         """Installs the signal handlers. Call it again if other code may have replaced them."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, self._on_signal)
+            before = signal.signal(number, self._on_signal)
+            if before != self._on_signal:
+                self._handlers[number] = before
 
     def boundary(self, step: int, *, save_due: bool = False) -> StopVerdict:
         """Sends a heartbeat, and returns what to do between two steps. All ranks must call it after every step.
@@ -185,10 +188,18 @@ class StopFlag:
         self._lead = max(self._lead, wanted)
 
     def close(self) -> None:
-        """Declares that the training is over: this rank's steps are watched no more. All ranks call it as `leave`."""
+        """Declares that the training is over: this rank's steps are watched no more. All ranks call it as `leave`.
+
+        Without an agent, signals do again what they did before: Ctrl-C ends what follows the training.
+        """
         self.leave()
         if self._slot is not None:
             self._slot.close()
+            return
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) == self._on_signal and handler is not None:
+                signal.signal(number, handler)
+        self._handlers.clear()
 
     def leave(self) -> None:
         """Declares that this rank has no more boundaries. All ranks call it after the same number of boundaries."""

@@ -39,6 +39,19 @@ def test_signals_set_a_flag_and_nothing_else(numbers: list[int], words: str) -> 
     assert flag.boundary(3) == StopVerdict(words)
 
 
+def test_after_a_training_without_an_agent_signals_do_what_they_did_before() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    first = StopFlag(env_of(), Settings())
+    first.close()
+    second = StopFlag(env_of(), Settings())
+    second.take_signals()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what follows has a handler of its own
+    second.close()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == [before[0], signal.SIG_IGN]
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_the_deadline_leaves_time_for_the_saves_that_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, stop)
     flag = StopFlag(env_of(), run_settings(deadline=clock.now + 100, lead=10))
