@@ -109,9 +109,9 @@ def restore_generators(state: Mapping[str, Any], device: torch.device) -> None:
     """Restores this rank's random generators from a `state` that `generators` has returned."""
     python = state["python"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
-    torch.set_rng_state(state["torch"])
+    torch.set_rng_state(state["torch"].cpu())  # Lightning may have moved it
     if (devices := accelerator.module(device)) is not None and device.type in state:
-        devices.set_rng_state(state[device.type], device)
+        devices.set_rng_state(state[device.type].cpu(), device)
     if "numpy" in state and (numpy := sys.modules.get("numpy")):
         saved = state["numpy"]
         words = numpy.array(saved["words"].tolist(), dtype=numpy.uint32)

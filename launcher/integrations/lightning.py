@@ -9,7 +9,6 @@ trainer.fit(model, data, ckpt_path=last_checkpoint())
 from __future__ import annotations
 
 import os
-import random
 import re
 import shutil
 import sys
@@ -21,13 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from launcher import errors
+from launcher.checkpoint.resumable import generators, restore_generators
 from launcher.integrations import checkpoint_dir, completed, leaves, missing, newest, numbers
-from launcher.integrations.memory import FilesOf, TrainerMemory, copied, generators, memory_of
+from launcher.integrations.memory import FilesOf, TrainerMemory, copied, memory_of
 from launcher.runs.directory import current_attempt
 from launcher.worker import heartbeat, process_group, stop
 
@@ -162,7 +161,8 @@ class LauncherCallback(Callback):
         self._deferred = False
         if self._memory is not None and self._memory.due(trainer.global_step):
             connector = trainer._checkpoint_connector  # private: save_checkpoint writes to files alone
-            self._memory.keep(trainer.global_step, partial(connector.dump_checkpoint, weights_only=False), generators())
+            dump, device = partial(connector.dump_checkpoint, weights_only=False), trainer.strategy.root_device
+            self._memory.keep(trainer.global_step, dump, generators(device))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self._memory is not None:
@@ -182,7 +182,7 @@ class LauncherCallback(Callback):
         # Collective
         began, path = time.monotonic(), self._folder / f"{OURS}{step:09d}.ckpt"
         hidden = path.with_name(f".{path.name}")
-        self._generators = all_generators()
+        self._generators = all_generators(trainer.strategy.root_device)
         with heartbeat.alive():
             trainer.save_checkpoint(hidden)  # has a barrier at its end
         self._generators = []
@@ -289,24 +289,15 @@ def resume_data(trainer: Any, generators_then: Mapping[str, Any] | None) -> None
                 next(fetcher)
         fetcher.fetched -= skipped  # Lightning adds them again
     if generators_then is not None:
-        set_generators(generators_then)
+        restore_generators(generators_then, trainer.strategy.root_device)
     if moves and not skipped:
         iter(fetcher)  # as each epoch begins; after restoring the generators, since it draws a seed for the workers
 
 
-def all_generators() -> list[Any]:
+def all_generators(device: torch.device) -> list[Any]:
     """Returns each rank's random number state, in types that torch.load(weights_only=True) accepts. Collective."""
-    mine = generators()
+    mine = generators(device)
     return process_group.all_gather(mine) if dist.is_initialized() and dist.get_world_size() > 1 else [mine]
-
-
-def set_generators(state: Mapping[str, Any]) -> None:
-    version, numbers_, gauss = state["python"]
-    random.setstate((version, tuple(numbers_), gauss))
-    np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"].cpu())
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"].cpu())
 
 
 def _hide(path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
-import random
 import shutil
 import sys
 import tempfile
@@ -16,10 +15,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
-import numpy as np
-import torch
 import torch.distributed as dist
 
 from launcher import processes
@@ -164,12 +161,3 @@ def copied(
         return None
     memory = memory_of(folder)
     return None if memory is None else memory.files(on_disk, shared, own)
-
-
-def generators() -> dict[str, Any]:
-    """Returns the state of this process's random number generators: Python's, NumPy's, torch's, and the GPU's."""
-    name, keys, *rest = cast("tuple[Any, ...]", np.random.get_state(legacy=True))
-    found = {"python": random.getstate(), "numpy": (name, keys.tolist(), *rest), "torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        found["cuda"] = torch.cuda.get_rng_state()
-    return found

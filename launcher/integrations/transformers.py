@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -24,7 +26,7 @@ from launcher import errors
 from launcher.checkpoint.memory import Kept
 from launcher.files.safe_io import python_number
 from launcher.integrations import checkpoint_dir, leaves, missing, newest, numbers
-from launcher.integrations.memory import TrainerMemory, copied, generators, memory_of
+from launcher.integrations.memory import TrainerMemory, copied, memory_of
 from launcher.runs.directory import current_attempt
 from launcher.torch_compat import DTensor
 from launcher.worker import heartbeat, process_group, stop
@@ -199,10 +201,10 @@ def obstacle_to_copies(model: Any) -> str:
 
 def own_generators() -> dict[str, Any]:
     """Returns the state of this process's random number generators, as the Trainer saves it."""
-    found = generators()
-    found["cpu"] = found.pop("torch")
-    if "cuda" in found and dist.is_initialized():
-        found["cuda"] = torch.cuda.get_rng_state_all()
+    name, keys, *rest = cast("tuple[Any, ...]", np.random.get_state(legacy=True))
+    found = {"python": random.getstate(), "numpy": (name, keys.tolist(), *rest), "cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        found["cuda"] = torch.cuda.get_rng_state_all() if dist.is_initialized() else torch.cuda.get_rng_state()
     return found
 
 
