@@ -354,7 +354,7 @@ def _raw(keyboard: int) -> Iterator[None]:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
-# -- The prompt for a rank's debugger: lines are edited here, with readline; the rank computes completions
+# -- The prompt for a rank's debugger
 
 
 LEFT = "the rank stays at its breakpoint; the same command attaches again"
@@ -363,14 +363,15 @@ LEFT = "the rank stays at its breakpoint; the same command attaches again"
 def run_prompt(debugger: DebuggerConnection, rank: int) -> int:
     """Runs the prompt until the rank ends or the user detaches (Ctrl-D, or Ctrl-C while it runs); 1: no answer."""
     reached = runs = False
-    complete = _Completions(debugger)
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  # input() edits lines by it
     try:
         while (message := debugger.receive()) is not None:
             reached = True
             if "text" in message:
                 print(message["text"], end="", flush=True)
             elif "prompt" in message:
-                runs, typed = False, _ask(str(message["prompt"]), complete)
+                runs, typed = False, _ask(str(message["prompt"]))
                 if typed is None:
                     print(f"launcher: {LEFT}")
                     return 0
@@ -393,43 +394,12 @@ def run_prompt(debugger: DebuggerConnection, rank: int) -> int:
     return 0
 
 
-def _ask(prompt: str, complete: Any) -> str | None:
+def _ask(prompt: str) -> str | None:
     while True:
         try:
-            with complete:
-                return input(prompt)
+            return input(prompt)
         except EOFError:
             print()
             return None
         except KeyboardInterrupt:
             print("\n--KeyboardInterrupt--")
-
-
-class _Completions:
-    # Inside a `with` block, on the Tab key, from the rank's debugger
-
-    def __init__(self, debugger: DebuggerConnection) -> None:
-        self._debugger = debugger
-        self._found: list[str] = []
-        self._readline: Any = None
-        with contextlib.suppress(ImportError):
-            import readline
-
-            self._readline = readline if sys.stdin.isatty() else None
-
-    def __enter__(self) -> None:
-        if self._readline:
-            self._readline.set_completer(self._complete)
-            self._readline.set_completer_delims(" \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?")  # as in pdb
-            self._readline.parse_and_bind("tab: complete")
-
-    def __exit__(self, *_: object) -> None:
-        if self._readline:
-            self._readline.set_completer(None)
-
-    def _complete(self, word: str, state: int) -> str | None:
-        if state == 0:
-            edited = self._readline
-            self._debugger.send(complete=[word, edited.get_line_buffer(), edited.get_begidx(), edited.get_endidx()])
-            self._found = [str(each) for each in (self._debugger.receive() or {}).get("completions", ())]
-        return self._found[state] if state < len(self._found) else None

@@ -4,14 +4,12 @@
 |---|---|
 | `{"text": ...}` | show this text |
 | `{"prompt": ...}` | ask the user for a line |
-| `{"completions": [...]}` | the completions of a word |
 | `{"runs": true}` | the rank has left the prompt and runs until its next breakpoint |
 | `{"bye": REASON}` | the connection ends; the reason may be empty |
 
 | the terminal sends | meaning |
 |---|---|
 | `{"line": ...}` | the line that the user typed |
-| `{"complete": [word, line, begin, end]}` | a request for completions of the word at [begin, end) of the line |
 
 The rank needs no thread for this: it reads and writes only while it is at a prompt. A terminal that reconnects gets the
 position and the output of the last command; a second one replaces the first. The socket accepts only this user.
@@ -33,7 +31,7 @@ import socket
 import struct
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -56,8 +54,6 @@ SEND_TIMEOUT = 10.0  # seconds after which a terminal that reads nothing is disc
 LONGEST = 1 << 20  # most bytes of one message from a terminal
 _LONGEST_PATH = 90  # bytes; with the socket's name Linux allows 107 (man 7 unix)
 
-Completer = Callable[[str, str, int, int], list[str]]  # (word, line, begin, end) -> completions of the word
-
 
 class Console(io.TextIOBase):
     """The debugger's standard input and output, connected to a terminal through the Unix socket `path`."""
@@ -71,7 +67,6 @@ class Console(io.TextIOBase):
         self._terminal: socket.socket | None = None
         self._received = b""
         self._unsent, self._head, self._screen, self._prompt = "", "", "", ""
-        self.completer: Completer = lambda *_: []  # for the terminal's Tab key
 
     # -- what the debugger calls
 
@@ -101,9 +96,6 @@ class Console(io.TextIOBase):
             if "line" in message:
                 self._screen = f"{self._prompt}{message['line']}\n"
                 return f"{message['line']}\n"
-            if "complete" in message:
-                word, line, begin, end = message["complete"]
-                self._send(completions=self.completer(str(word), str(line), int(begin), int(end)))
 
     def runs(self, *, steps: bool) -> None:
         """Sends the remaining output, as the rank continues; `steps`: it stops again after one step."""
@@ -165,7 +157,7 @@ class Console(io.TextIOBase):
         self._send(prompt=self._prompt)
 
     def _send(self, **message: Any) -> None:
-        if self._terminal is not None and any(message.values()) | ("prompt" in message) | ("completions" in message):
+        if self._terminal is not None and (any(message.values()) or "prompt" in message):
             try:
                 self._terminal.sendall(json.dumps(message).encode() + b"\n")
             except OSError:  # it has disconnected, or reads nothing
@@ -221,7 +213,6 @@ class Debugger(pdb.Pdb):
         self.rank = int(os.environ["RANK"])
         self._events = Events(current_attempt(), f"debug-{self.rank}")
         self.where = ""
-        console.completer = self._complete
 
     def set_trace(self, frame: FrameType | None = None, **options: Any) -> None:
         sys.settrace(None)  # or a step that has led here would continue into these functions
@@ -279,18 +270,6 @@ class Debugger(pdb.Pdb):
     def do_interact(self, arg: str) -> None:
         """interact: not available, since it needs a terminal, which a rank lacks."""
         self.error("there is no interpreter here besides this prompt, which takes any Python statement")
-
-    def _complete(self, word: str, line: str, begin: int, end: int) -> list[str]:
-        command = self.parseline(line)[0] if begin > 0 else None
-        chosen: Callable[..., list[str]] = self.completenames
-        if command is not None:
-            chosen = getattr(self, f"complete_{command}", self.completedefault)
-        elif begin > 0:
-            chosen = self.completedefault
-        try:
-            return [str(each) for each in chosen(word, line, begin, end) or []][:200]
-        except Exception:  # evaluating an incomplete expression may raise anything
-            return []
 
 
 _debugger: Debugger | None = None
