@@ -293,7 +293,7 @@ class Checkpointer:
                 return None
             path, manifest = left.pop(0)
             problems = checkpoints.wrong_sizes(path, manifest, self._read_timeout)
-            if not problems and manifest.kind != checkpoints.DCP:  # those have no identity
+            if not problems:
                 refuse(path, checkpoints.differences(manifest.identity, self._identity))
             return path, manifest, problems
 

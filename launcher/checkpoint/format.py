@@ -52,7 +52,7 @@ from launcher.files.retried_reads import backoff
 FORMAT = 2  # version of the format; version 1 had no lineage
 BLOCK = 1 << 26  # bytes that share a checksum
 MANIFEST = "manifest.json"
-SINGLE, SHARDED, DCP = "single", "sharded", "dcp"
+SINGLE, SHARDED = "single", "sharded"
 MEMORY = "memory"  # of copies in memory, which are no checkpoint on disk; see memory.py
 STATE_FILE, RANKS_FILE, VALUES_FILE, METADATA_FILE = "state.pt", "ranks.pt", "values.pt", ".metadata"
 _NAME = re.compile(r"step-(\d{9,})")

@@ -49,7 +49,6 @@ from launcher.torch_compat import DTensor, with_local
 
 ABSENT = "not in the checkpoint"
 NOT_IN_STATE = "in the checkpoint, not in the state"
-PICKLED = "a pickle in the checkpoint, which is not executed"
 ADVICE = (
     "a load restores all that was saved: give the same names, and for a model or an optimizer made anew "
     'give the object itself ({"optimizer": optimizer}) instead of its state_dict(), which may lack tensors to fill; or '
@@ -268,8 +267,7 @@ class Contents:
     lists: Mapping[Keys, str]
     kinds: Mapping[str, Kind]  # type and shape of each tensor, by name
     tensors: Mapping[str, Tensor] | None = None  # of a checkpoint in a single file; None: of another kind
-    metadata: Metadata | None = None  # of the other kinds
-    pickled: tuple[str, ...] = ()  # names of what torch.distributed.checkpoint has pickled, which is not executed
+    metadata: Metadata | None = None  # of the other kind
 
     def fill(self, path: Path, tensors: Mapping[str, Tensor], timeout: float = 0.0) -> None:
         """Fills tensors from the checkpoint in `path`; raises Damaged or CannotRead."""
@@ -281,7 +279,7 @@ class Contents:
 
 def read_contents(path: Path, manifest: Manifest, timeout: float = 0.0) -> Contents:
     """Reads a checkpoint, executing nothing in it; raises Damaged or CannotRead."""
-    tensors, metadata, pickled = None, None, list[str]()
+    tensors = metadata = None
     try:
         if manifest.kind == checkpoints.SINGLE:
             rest = storage.load_file(path / checkpoints.STATE_FILE, timeout)
@@ -294,14 +292,9 @@ def read_contents(path: Path, manifest: Manifest, timeout: float = 0.0) -> Conte
                 for name, entry in metadata.state_dict_metadata.items()
                 if isinstance(entry, TensorStorageMetadata)
             }
-            if manifest.kind == checkpoints.DCP:
-                known = metadata.planner_data or {}
-                rest = {"values": {}, "paths": {name: known.get(name, (name,)) for name in kinds}}
-                pickled = [name for name in metadata.state_dict_metadata if name not in kinds]
-            else:
-                rest = storage.load_file(path / checkpoints.VALUES_FILE, timeout)
+            rest = storage.load_file(path / checkpoints.VALUES_FILE, timeout)
         paths = {name: rest["paths"][name] for name in kinds}
-        return Contents(paths, rest["values"], rest.get("lists", {}), kinds, tensors, metadata, tuple(pickled))
+        return Contents(paths, rest["values"], rest.get("lists", {}), kinds, tensors, metadata)
     except (KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"{path} holds no state: {error}") from None
 
@@ -323,7 +316,7 @@ def refuse(path: Path, lines: list[str]) -> None:
     if lines:
         more = f"\n  and {len(lines) - 20} more" if len(lines) > 20 else ""
         shown = "".join(f"\n  {line}" for line in lines[:20])
-        advice = ADVICE if any(line.endswith((NOT_IN_STATE, PICKLED)) for line in lines) else ""
+        advice = ADVICE if any(line.endswith(NOT_IN_STATE) for line in lines) else ""
         raise Misfit(
             f"{path} does not fit what is trained now:{shown}{more}\n{advice}"
             "continue with the settings it was made with, or start another run (or set another checkpoint.dir)"
@@ -401,7 +394,6 @@ class Opened:
             if shape != tuple(tensor.shape):
                 lines.append(f"{name}: shape {shape} in the checkpoint, {tuple(tensor.shape)} now")
         lines += self._wanted.misfits(values, self._paths)
-        lines += [f"{name}: {PICKLED}" for name in self._contents.pickled if is_named(name, only)]
         refuse(self._path, lines)
 
     def read(self) -> list[str]:

@@ -240,9 +240,7 @@ class Resumable:
         if self._env.rank == 0:
             self._say_where_it_continues(loaded)
         self._checkpointer.on_all(lambda: self._restore_rank(loaded, of_rank, whole=not only))
-        name = self.run.checkpoint.best
-        older = {name: loaded.extra.get("best")}  # former versions have not written of which metric it is
-        self._best = loaded.extra.get("best_values", older).get(name)
+        self._best = loaded.extra.get("best_values", {}).get(self.run.checkpoint.best)
         self._saved_step, self._last_save = loaded.step, time.monotonic()
         self._restart = self._last_save - self._began
         if loaded.path is None:  # what has been done since the last save is not on disk yet

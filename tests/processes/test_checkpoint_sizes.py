@@ -22,7 +22,7 @@ from launcher import Env
 from launcher.checkpoint import Checkpointer, storage
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import loading as inspection
-from launcher.checkpoint.format import DCP, SHARDED, SINGLE, Manifest
+from launcher.checkpoint.format import SHARDED, SINGLE, VALUES_FILE, Manifest
 from launcher.checkpoint.loading import read_contents
 from launcher.checkpoint.saving import SMALL
 
@@ -111,7 +111,9 @@ def test_metadata_of_many_shards_is_read(tmp_path: Path, tensors: int, shards: i
         pickle.dump(metadata_of(tensors, shards), file)
     found = storage.read_metadata(tmp_path)
     assert len(found.storage_data) == tensors * shards
-    contents = read_contents(tmp_path, Manifest(1, DCP, shards, 0, {}, {}, {}, {}))
+    paths = {name: (name,) for name in found.state_dict_metadata}
+    storage.save_file(tmp_path / VALUES_FILE, {"paths": paths, "values": {}, "lists": {}}, {})
+    contents = read_contents(tmp_path, Manifest(1, SHARDED, shards, 0, {}, {}, {}, {}))
     assert [len(entry["shards"]) for entry in inspection.entries(contents)] == [shards] * tensors
 
 

@@ -360,19 +360,6 @@ def test_another_metric_is_not_compared_with_the_best_value_of_the_one_before(tm
     it.close()
 
 
-def test_a_best_value_that_a_former_version_has_written_counts(tmp_path: Path) -> None:
-    it, _ = counting(tmp_path, best="loss", best_is="min", background=False)
-    own = it._own
-    it._own = lambda *of: {**own(*of), "extra": {"best": 0.2}}  # type: ignore[method-assign]
-    it.finish(1)
-    it, _ = counting(tmp_path, best="loss", best_is="min", background=False)
-    it.load()
-    it.evaluated(2, {"loss": 0.3})
-    it.evaluated(3, {"loss": 0.1})
-    assert saved(tmp_path) == [1, 3]
-    it.close()
-
-
 def test_a_best_value_whose_save_has_failed_does_not_count(tmp_path: Path) -> None:
     it, _ = counting(tmp_path, best="loss", best_is="min", keep=1)
     it.evaluated(1, {"loss": 0.5})

@@ -1,4 +1,4 @@
-"""Checkpoints with files of torch.distributed.checkpoint: its own, those of a former launcher, and ours read by it."""
+"""Checkpoints with files of torch.distributed.checkpoint: its own, and ours read by it."""
 
 from __future__ import annotations
 
