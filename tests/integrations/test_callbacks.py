@@ -9,11 +9,13 @@ import os
 import shutil
 import subprocess
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from launcher import integrations
 from launcher.runs import event_files
@@ -24,6 +26,12 @@ from tests import warm_python
 from tests.launch import ROOT
 
 FRAMEWORKS = ("lightning", "transformers")
+
+
+def trainer_of(save: Callable[[Path], None]) -> SimpleNamespace:
+    """Lightning's, on the CPU, which saves so."""
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    return SimpleNamespace(strategy=strategy, is_global_zero=True, save_checkpoint=save)
 
 
 @pytest.fixture
@@ -98,7 +106,7 @@ def test_the_checkpoints_that_were_saved_last_are_kept(
     write = archive if kind == "file" else folder_of_fsdp
     monkeypatch.setattr(stop, "listen", lambda: SimpleNamespace(save_took=lambda _: None))
     moments = iter(range(9))
-    trainer = SimpleNamespace(is_global_zero=True, save_checkpoint=lambda path: write(path, next(moments)))
+    trainer = trainer_of(lambda path: write(path, next(moments)))
     callback = LauncherCallback(tmp_path)
     for step in (7000, 8000, 9000):
         callback._save(trainer, step)
@@ -122,7 +130,7 @@ def test_a_removal_that_is_cut_short_leaves_nothing_that_is_found(
 
     monkeypatch.setattr(shutil, "rmtree", killed)
     moments = iter(range(9))
-    trainer = SimpleNamespace(is_global_zero=True, save_checkpoint=lambda path: folder_of_fsdp(path, next(moments)))
+    trainer = trainer_of(lambda path: folder_of_fsdp(path, next(moments)))
     monkeypatch.setattr(stop, "listen", lambda: SimpleNamespace(save_took=lambda _: None))
     callback = lightning.LauncherCallback(tmp_path, keep=1)
     callback._save(trainer, 100)
@@ -164,8 +172,6 @@ def test_outside_of_a_run_the_callback_changes_nothing(framework: str, tmp_path:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_metric_may_have_any_name(framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lightning itself looks for a metric `step`, for the horizontal axis of its loggers."""
-    import torch
-
     (tmp_path / "attempts/0/events").mkdir(parents=True)
     attempt = Attempt(Run(tmp_path), 0)
     reporter = Reporter(attempt, 0)
@@ -240,7 +246,6 @@ def test_at_the_end_of_a_training_its_steps_are_watched_no_more(monkeypatch: pyt
 def test_what_ranks_measure_themselves_does_not_make_their_copies_differ() -> None:
     """Otherwise each rank would copy all of the model, and nothing could be loaded at another number of ranks."""
     import numpy as np
-    import torch
     from transformers import TrainerControl, TrainerState
 
     from launcher.checkpoint.memory import Kept

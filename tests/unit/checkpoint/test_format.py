@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -71,12 +72,17 @@ def test_temporary_names_are_fresh_and_tell_the_attempt(tmp_path: Path) -> None:
 
 def test_a_damaged_one_is_quarantined_whatever_its_metrics_are_and_its_replacement_is_not(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, 0, Retention(), 0)
-    judged = checkpoints.read(write(tmp_path, 1, metrics={"loss": float("nan")}))
+
+    def judged_by_all() -> Manifest:
+        found = checkpoints.read(write(tmp_path, 1, metrics={"loss": float("nan")}))
+        return pickle.loads(pickle.dumps(found))  # as rank 0 broadcasts it
+
+    judged = judged_by_all()
     shutil.rmtree(tmp_path / checkpoints.name_of(1))
     path = write(tmp_path, 1, metrics={"loss": 0.5})
     assert folder.quarantine(path, ["torn"], judged) == "another one has replaced it"
     shutil.rmtree(path)
-    judged = checkpoints.read(write(tmp_path, 1, metrics={"loss": float("nan")}))
+    judged = judged_by_all()
     assert folder.quarantine(path, ["torn"], judged).startswith("quarantined as .aside-step-000000001-")
 
 
