@@ -537,10 +537,6 @@ class MemoryCheckpoints:
         own, statistics = self.part(memory_format.OWN, rank, source)
         return index, tensors | statistics, own["rank_state"]
 
-    def report_restored(self, kept: Kept, began: float) -> None:
-        """Records that the ranks continue from what `newest` has returned; began: by perf_counter()."""
-        report_restored(self._env.rank, kept.step, began, memory=True, received=kept.received)
-
     def report(self, problems: Sequence[str], step: int | None = None) -> None:
         """Logs and records on rank 0 why copies are not used."""
         if problems and self._env.rank == 0:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from launcher import processes
 from launcher.checkpoint.format import CheckpointError
-from launcher.checkpoint.memory import Kept, MemoryCheckpoints
+from launcher.checkpoint.memory import Kept, MemoryCheckpoints, report_restored
 from launcher.formatting import log_line
 from launcher.worker import process_group, stop
 from launcher.worker.process_group import Env
@@ -89,7 +89,7 @@ class TrainerMemory:
         self.given = replace(kept, state={})
         if self._env.rank == 0:
             log_line(f"continues after step {kept.step} (copies in memory)", sys.stdout)
-        self._memory.report_restored(kept, began)
+        report_restored(self._env.rank, kept.step, began, memory=True, received=kept.received)
         return self._folder
 
     def _write(self, writers: Writers) -> Path:
