@@ -357,9 +357,9 @@ class _Agent:
                 opened.callback(shutil.rmtree, sockets, ignore_errors=True)
             opened.callback(self._workers.close)
             self._lives = history.round if history.listened else 0
-            self._start(rendezvous, ranks)
-            if rendezvous.listener is not None:
+            if rendezvous.listener is not None:  # its process begins while the ranks are forked, which want it first
                 opened.callback(self._serve(rendezvous, rendezvous.listener).close)
+            self._start(rendezvous, ranks)
             self._workers.open_gate()
             return Supervisor(context, self._control, self._workers, rendezvous, place, history).run()
 
@@ -382,19 +382,17 @@ class _Agent:
 
         if left := self._workers.still_there():
             raise self._cannot_start(rendezvous, fault_of_end(left, self.own.host))
-        # A rank that kept the store's socket would let others connect, and wait, when the store is gone.
-        store_socket = [] if rendezvous.listener is None else [rendezvous.listener.fileno()]
         try:
             self._workers.start(
                 ranks, run, round_number=int(ranks[0].environment["LAUNCHER_ROUND"]),
-                close_in_child=[*self._control.descriptors(), *store_socket], ignore=ignored_signals(self._lives),
+                close_in_child=self._control.descriptors(), ignore=ignored_signals(self._lives),
             )  # fmt: skip
         except StartError as error:
             raise self._cannot_start(rendezvous, fault_of_start(error, self.own.host)) from None
 
     def _serve(self, rendezvous: Rendezvous, listener: socket.socket) -> store.RanksStore:
         try:
-            served = store.RanksStore(listener, rendezvous.addresses)
+            served = store.RanksStore(listener, rendezvous.addresses, at_once=rendezvous.world_size > 1)
         except OSError as error:
             fault = Fault(code=FaultCode.AGENT, error=f"the ranks' store cannot be served: {error}")
             raise self._cannot_start(rendezvous, fault) from None

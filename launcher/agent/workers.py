@@ -209,7 +209,7 @@ class WorkerGroup:
         Raises StartError: no rank of this round runs.
         """
         assert not self._workers, "the round before is not closed"
-        self._seen, self._before, self.spared = [], None, set()
+        self._seen, self._before = [], None
         rank = ranks[0].rank if ranks else 0
         try:
             safe_io.make_folder(self._logs)
@@ -362,7 +362,7 @@ class WorkerGroup:
         for end in self._gate or ():
             if end >= 0:
                 os.close(end)
-        self._gate, self._workers = None, []
+        self._gate, self._workers, self.spared = None, [], set()
 
 
 @contextlib.contextmanager

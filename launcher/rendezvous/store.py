@@ -13,8 +13,8 @@ leader's host can reach the store, and the run's output warns of that.
 | an address of another host of the job | yes: the user is not known here |
 | any other address | no |
 
-Both are in a process of their own, forked by the leader after its own ranks, so that neither their threads nor their
-open files are the leader's. The proxy makes the store when the first rank connects.
+Both are in a process of their own, forked by the leader before its own ranks, so that neither their threads nor their
+open files are the leader's. The proxy makes the store at once if several ranks will meet there, else when one connects.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ Address = tuple[str, int]  # an IP address and a port
 class RanksStore:
     """The process (pid) of the ranks' store and its proxy. It serves until `close`, or until this process ends."""
 
-    def __init__(self, listener: socket.socket, hosts: Collection[str]) -> None:
+    def __init__(self, listener: socket.socket, hosts: Collection[str], *, at_once: bool = False) -> None:
         # listener: that ranks connect to; this object closes it. Raises OSError: no process or memory is left
         agent, mask = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self.pid = processes.fork()  # it runs this file alone, which waits for no lock of other threads
             if self.pid == 0:
-                _run(listener, hosts, agent)
+                _run(listener, hosts, agent, at_once)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         listener.close()
@@ -84,7 +84,7 @@ class RanksStore:
         os.waitpid(self.pid, 0)
 
 
-def _run(listener: socket.socket, hosts: Collection[str], agent: int) -> NoReturn:
+def _run(listener: socket.socket, hosts: Collection[str], agent: int, at_once: bool) -> NoReturn:
     # All signals stay blocked: ranks that save after a stop request need the store
     try:
         gc.disable()  # the agent's objects are not to be destroyed here
@@ -95,7 +95,7 @@ def _run(listener: socket.socket, hosts: Collection[str], agent: int) -> NoRetur
             with contextlib.suppress(OSError):  # that of the listing is closed already
                 os.close(descriptor)
         sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-        _Proxy(listener, hosts).serve()
+        _Proxy(listener, hosts, at_once=at_once).serve()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -115,17 +115,17 @@ class _End:
 class _Proxy:
     # Accepts what the module's table admits
 
-    def __init__(self, listener: socket.socket, hosts: Collection[str]) -> None:
+    def __init__(self, listener: socket.socket, hosts: Collection[str], *, at_once: bool = False) -> None:
         self._listener, self._hosts = listener, {_plain(host) for host in hosts if not _is_here(host)}
         self._looks_up = _diag_works()
         self._most = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE) // FILES_PER_RANK
         self._refused: set[str] = set()
         self._short = False
-        self._store: _InnerStore | None = None
         self._ends: dict[int, _End] = {}
         self._buffer = memoryview(bytearray(READ))
         listener.setblocking(False)
         self._poll = select.epoll()
+        self._store = _made() if at_once else None
 
     def serve(self) -> NoReturn:
         while True:

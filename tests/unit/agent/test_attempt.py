@@ -7,7 +7,7 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -79,11 +79,9 @@ class Script:
         }  # fmt: skip
         self.calls: list[str] = []
         self.control: Any = None
-        self.closed: Collection[int] = ()  # descriptors that ranks close
         self.interfaces: list[str | None] = []  # gloo's, in each round
 
-    def start(self, ranks: Sequence[Placement], *_: object, close_in_child: Collection[int], **__: object) -> Any:
-        self.closed = close_in_child
+    def start(self, ranks: Sequence[Placement], *_: object, **__: object) -> Any:
         self.interfaces.append(ranks[0].environment.get("GLOO_SOCKET_IFNAME"))
         return self.call("start")
 
@@ -158,7 +156,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     monkeypatch.setattr(module, "WorkerGroup", lambda *_, **__: FakeWorkers(script))
     monkeypatch.setattr(module, "Supervisor", lambda *_: SimpleNamespace(run=lambda: script.call("supervise")))
     monkeypatch.setattr(module, "Preflight", lambda *_, **__: SimpleNamespace(run=lambda: script.call("preflight")))
-    monkeypatch.setattr(module.store, "RanksStore", lambda *_: script.call("serve"))
+    monkeypatch.setattr(module.store, "RanksStore", lambda *_, **__: script.call("serve"))
     monkeypatch.setattr(module, "preload", lambda *_: None)
     monkeypatch.setattr(module, "Binder", partial(Binder, look=lambda: (flat(8, numas=2), set(range(8)))))
     return script
@@ -449,11 +447,19 @@ def test_a_store_whose_process_cannot_be_forked_is_told(script: Script, tmp_path
 
 
 def test_ranks_do_not_keep_the_socket_of_their_store(script: Script, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    """One that kept it would let others connect, and wait, when the store is gone: its process is there before them."""
+    order = ["serve", "start", "close store"]
+
+    def serve(*_: object, **__: object) -> Any:
+        script.call("serve")
+        return SimpleNamespace(pid=1, close=partial(script.calls.append, "close store"))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module.store, "RanksStore", serve)
         script.steps["first"] = [(History(), Rendezvous("localhost", 1, MEMBERS, None, listener))]
         script.steps["start"] = [StartError(0, OSError(errno.EAGAIN, "Resource temporarily unavailable"))]
         assert ended(tmp_path) == errors.RESUME
-        assert script.closed == [listener.fileno()]
+    assert [call for call in script.calls if call in (*order, "open_gate")] == order
 
 
 @pytest.mark.parametrize(("given", "used"), [(None, ["lo", "eth0"]), ("ib0", ["ib0", "ib0"])])
