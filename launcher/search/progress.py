@@ -117,21 +117,21 @@ class PointReports:
         self._offset = self._total = 0
 
     def new(self) -> list[tuple[int, float, int]]:
-        """Returns (steps done, objective, total steps or 0) of the last attempt's new reports that have it."""
-        attempts = self._run.attempts()
-        if not attempts:
-            return []
-        if attempts[-1].number != self._attempt:
-            self._attempt, self._offset = attempts[-1].number, 0
+        """Returns (steps done, objective, total steps or 0) of the new reports that have it, attempt after attempt."""
         valued: list[tuple[int, float, int]] = []
-        before = -1
-        while before != self._offset:  # it reads a bounded number of bytes each time
-            before = self._offset
-            events, self._offset = event_files.read_on(attempts[-1].events_file("rank-0"), before)
-            found = reports_in(events, self.objective, self._total)
-            if found:
-                self.steps, _, self._total = found[-1]
-            valued += [(step, value, total) for step, value, total in found if value is not None]
+        for attempt in self._run.attempts():
+            if attempt.number < self._attempt:
+                continue
+            if attempt.number > self._attempt:
+                self._attempt, self._offset = attempt.number, 0
+            before = -1
+            while before != self._offset:  # it reads a bounded number of bytes each time
+                before = self._offset
+                events, self._offset = event_files.read_on(attempt.events_file("rank-0"), before)
+                found = reports_in(events, self.objective, self._total)
+                if found:
+                    self.steps, _, self._total = found[-1]
+                valued += [(step, value, total) for step, value, total in found if value is not None]
         self.last = valued[-1][1] if valued else self.last
         return valued
 

@@ -285,14 +285,13 @@ class Search:
                     study._storage.set_trial_user_attr(trial._trial_id, key, each)
             study.tell(number, value if state is TrialState.COMPLETE else None, optuna.trial.TrialState(state.value))
 
-    def points(self) -> list[Trial]:
+    def trials(self) -> list[FrozenTrial]:
         """Returns all points that have been chosen so far, also by others; raises UnavailableError, OSError."""
         if self._opened is None:
             with self._operation():
                 pass
         assert self._opened is not None
-        trials = self._opened[1].get_trials(deepcopy=False)
-        return [Trial(number, tuple(each.user_attrs[OVERRIDES])) for number, each in enumerate(trials)]
+        return self._opened[1].get_trials(deepcopy=False)
 
     def stop(self, why: str) -> None:
         """Ends the search, so that `ask` chooses no more points; why: for the user, with what can be done about it."""
@@ -417,7 +416,7 @@ class SearchPoints:
 
     def count(self) -> int:
         """Returns the number of points so far, also of those that other managers have chosen."""
-        return len(self._search.points())
+        return len(self._search.trials())
 
     def more(self, *, now: bool = False) -> bool:
         """Chooses another point, which increases `count`; returns False if the search has ended with its settings.
@@ -435,7 +434,7 @@ class SearchPoints:
         """Makes the run directory and the record of a chosen point, unless they exist, and returns the run."""
         run = self._sweep.run(number)
         if not run.recorded():
-            overrides = self._search.points()[number].overrides
+            overrides = self._search.trials()[number].user_attrs[OVERRIDES]
             Run.create(run.path)
             record = record_of(self._template, f"{self._sweep.id}/{number}", overrides)
             record["token"] = token_of(record["plan"]["run_dir"])
@@ -445,6 +444,8 @@ class SearchPoints:
 
     def to_prune(self, number: int) -> bool:
         """Returns whether to stop a point, by its reports since the last call; if so, records that it is pruned."""
+        if self._search.settings.method is not Method.asha:  # its reports are read once, at its end
+            return False
         reports = self._of(number)
         if not any(self._search.report(number, *report) for report in reports.new()):
             return False

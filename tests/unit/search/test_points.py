@@ -116,6 +116,32 @@ def test_without_a_result_the_last_report_is_the_value(sweep: Sweep) -> None:
     assert journal(sweep).trials[0].value == 0.6
 
 
+def test_a_point_that_was_resumed_after_its_last_report_has_its_value(sweep: Sweep) -> None:
+    points = SearchPoints(sweep)
+    assert points.more()
+    begin(points.made(0))
+    told(points.made(0), Evaluated(step=27, values={"accuracy": 0.6}))
+    begin(points.made(0), number=1)
+    points.ended(0, TrialState.COMPLETE)
+    assert (journal(sweep).trials[0].value, journal(sweep).stopped) == (0.6, None)
+
+
+def test_reports_of_a_search_that_prunes_nothing_are_read_at_the_end(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = SearchRecord(sweep.path)
+    record.create(dataclasses.replace(record.settings(), method=Method.tpe), record.template())
+    points = SearchPoints(sweep)
+    assert points.more()
+    begin(points.made(0))
+    told(points.made(0), Evaluated(step=27, values={"accuracy": 0.6}))
+    with monkeypatch.context() as patch:
+        patch.setattr(PointReports, "new", lambda _: pytest.fail("they were read"))
+        assert not points.to_prune(0)
+    points.ended(0, TrialState.COMPLETE)
+    assert (journal(sweep).trials[0].value, journal(sweep).trials[0].steps) == (0.6, 27)
+
+
 def test_an_objective_that_nobody_reports_ends_the_search_and_says_what_there_is(sweep: Sweep) -> None:
     points = SearchPoints(sweep)
     assert points.more()
@@ -173,7 +199,7 @@ def test_names_of_metrics_may_have_dots() -> None:
     assert math.isnan(as_number({"a": math.nan}, "a") or 0)
 
 
-def test_reports_are_read_once_and_those_of_the_last_attempt(tmp_path: Path) -> None:
+def test_reports_are_read_once_attempt_after_attempt(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     reports = PointReports(run, "accuracy")
     assert reports.new() == []
@@ -191,6 +217,7 @@ def test_reports_are_read_once_and_those_of_the_last_attempt(tmp_path: Path) -> 
     told(run, Evaluated(step=4, values={"accuracy": 0.5}), attempt=1)
     assert reports.new() == [(4, 0.5, 9)]
     assert (reports.last, reports.steps) == (0.5, 4)
+    assert PointReports(run, "accuracy").new() == [(3, 0.3, 9), (4, 0.4, 9), (4, 0.5, 9)]
 
 
 def test_the_time_of_a_point_is_that_of_all_its_attempts(tmp_path: Path) -> None:

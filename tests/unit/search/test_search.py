@@ -431,7 +431,7 @@ def test_a_process_that_has_lost_the_lock_decides_anew(late: bool, tmp_path: Pat
         if not late:
             decide(study)
     assert b"decided" not in SearchRecord(tmp_path).journal_file.read_bytes()
-    assert search.points() == other.points() == Search(tmp_path).points()
+    assert search.trials() == other.trials() == Search(tmp_path).trials()
 
 
 def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
