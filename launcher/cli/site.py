@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 import sys
 import time
@@ -95,6 +96,11 @@ def _init_remote(arguments: Namespace) -> int:
     text = (
         f"# A cluster behind ssh, written by `launcher site init`; docs/sites.md has all keys.\nssh: {arguments.ssh}\n"
     )
+    with contextlib.suppress(OSError):  # installed again: what the user has set stays, but for another launcher there
+        before = (profiles.own_folder() / f"{name}.yaml").read_text()
+        if re.search(r"^ssh:", before, re.MULTILINE):
+            kept = re.sub(r"^command:.*\n?", "", before, flags=re.MULTILINE)
+            text = re.sub(r"^ssh:.*", lambda _: f"ssh: {arguments.ssh}", kept, flags=re.MULTILINE)
     if not arguments.only_print:
         from launcher.cli import ssh_forward
 

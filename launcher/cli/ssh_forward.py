@@ -171,11 +171,12 @@ def set_up(name: str, text: str, activate: Sequence[str], python: str | None, op
     print(f"launcher {__version__} in ~/{cluster.command}", flush=True)
     said: list[str] = []
     quiet = partial(call, cluster, prompts=True, show=lambda _: None, errors=said.append)
-    checked = [f"--cluster={name}"]
-    if quiet(["site", "show", name]) == DONE:
-        print(f"profile  {name} is there already; `launcher doctor --cluster {name}` compares it with the scheduler")
-    elif quiet(["site", "init", name, *options, *(f"--setup={line}" for line in activate)]) == DONE:
-        print(f"profile  {name} written there")
+    there = profile_of(cluster)
+    checked = [f"--cluster={there}"]
+    if quiet(["site", "show", there]) == DONE:
+        print(f"profile  {there} is there already; `launcher doctor --cluster {name}` compares it with the scheduler")
+    elif quiet(["site", "init", there, *options, *(f"--setup={line}" for line in activate)]) == DONE:
+        print(f"profile  {there} written there")
     else:
         print("missing  a profile there: write one there, or name one that is there as `profile` here")
         print(f"         {said[-1].strip()}")

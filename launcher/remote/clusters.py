@@ -152,9 +152,9 @@ def last_seen(cluster: RemoteCluster) -> tuple[float | None, list[Mapping[str, A
     return None, []
 
 
-def known_runs(cluster: RemoteCluster) -> dict[str, float]:
-    """Returns the runs and sweeps that are known to be on a cluster, with the time of their submission from here."""
-    return {**{str(row["run"]): 0.0 for row in last_seen(cluster)[1]}, **noted(cluster)}
+def known_runs(cluster: RemoteCluster) -> set[str]:
+    """Returns the runs and sweeps that are known to be on a cluster, submitted from here or seen there."""
+    return {*noted(cluster), *(str(row["run"]) for row in last_seen(cluster)[1])}
 
 
 def locate(name: str) -> tuple[RemoteCluster | None, str]:

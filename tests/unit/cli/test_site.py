@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import commands
+from launcher.cli import commands, ssh_forward
 from launcher.cli import site as command
 from launcher.config import profiles
 from launcher.errors import ConfigError, RunError
@@ -34,6 +34,26 @@ def test_nothing_is_overwritten_unless_that_is_wanted(own: Path) -> None:
     for name in ("slurm", "../x", ".x", "-x"):
         with pytest.raises(ConfigError):
             profiles.save(name, "", force=True)
+
+
+def test_a_cluster_behind_ssh_that_is_installed_again_keeps_what_the_user_has_set(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+    monkeypatch.setattr(ssh_forward, "set_up", lambda name, text, *_: texts.append(text))
+    words = ["site", "init", "hpc", "--force", "--ssh"]
+    assert commands.main([*words, "me@login1"]) == 0
+    path = own / "hpc.yaml"
+    path.write_text(f"{path.read_text()}command: bin/old\nprofile: gpu\n# theirs\nsecrets: [A]\n")
+    assert commands.main([*words, r"me@\1"]) == 0
+    assert (
+        path.read_text()
+        == texts[1]
+        == texts[0].replace("me@login1", r"me@\1") + "profile: gpu\n# theirs\nsecrets: [A]\n"
+    )
+    path.write_text("defaults: [slurm, _self_]\nname: hpc\n")
+    assert commands.main([*words, "me@login1"]) == 0
+    assert path.read_text() == texts[0]
 
 
 def test_profiles_of_the_user_take_the_place_of_ours(own: Path) -> None:
