@@ -106,6 +106,7 @@ def _init_remote(arguments: Namespace) -> int:
 
         profiles.require_free(name, force=arguments.force)
         options = [f"--{key}={getattr(arguments, key)}" for key in (*POOLS, "scheduler") if getattr(arguments, key)]
+        options += [f"--setup={line}" for line in (*arguments.activate, *arguments.setup)]
         ssh_forward.set_up(name, text, arguments.activate, arguments.python, options)
         print(f"written  {profiles.save(name, text, force=arguments.force)}")
         print(f"next     launcher run train.py cluster={name}")

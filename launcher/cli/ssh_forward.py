@@ -175,7 +175,7 @@ def set_up(name: str, text: str, activate: Sequence[str], python: str | None, op
     checked = [f"--cluster={there}"]
     if quiet(["site", "show", there]) == DONE:
         print(f"profile  {there} is there already; `launcher doctor --cluster {name}` compares it with the scheduler")
-    elif quiet(["site", "init", there, *options, *(f"--setup={line}" for line in activate)]) == DONE:
+    elif quiet(["site", "init", there, *options]) == DONE:
         print(f"profile  {there} written there")
     else:
         print("missing  a profile there: write one there, or name one that is there as `profile` here")

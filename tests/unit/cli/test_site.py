@@ -36,6 +36,15 @@ def test_nothing_is_overwritten_unless_that_is_wanted(own: Path) -> None:
             profiles.save(name, "", force=True)
 
 
+def test_set_up_lines_of_jobs_go_to_the_profile_behind_ssh(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[object] = []
+    monkeypatch.setattr(ssh_forward, "set_up", lambda *values: given.extend(values))
+    words = ["site", "init", "hpc", "--activate=module load python"]
+    assert commands.main([*words, "--ssh=login", "--setup=module load cuda", "--partition=gpu"]) == 0
+    setup = ["--setup=module load python", "--setup=module load cuda"]
+    assert given[2:] == [["module load python"], None, ["--partition=gpu", *setup]]
+
+
 def test_a_cluster_behind_ssh_that_is_installed_again_keeps_what_the_user_has_set(
     own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
