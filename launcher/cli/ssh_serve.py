@@ -190,7 +190,8 @@ def _require_same_code(folder: Path, digest: str) -> None:
     # The plan of a repeated submission is compared where it is made
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if json.loads((folder / SENT).read_text())["digest"] != digest:
-            raise ConfigError(f"{folder.parent.name} is there already with other code: choose another run_id (sweep.id)")
+            name = folder.parent.name
+            raise ConfigError(f"{name} is there already with other code: choose another run_id, or sweep.id")
 
 
 def _prepare(request: Mapping[str, Any]) -> None:
