@@ -190,16 +190,16 @@ class StopFlag:
     def close(self) -> None:
         """Declares that the training is over: this rank's steps are watched no more. All ranks call it as `leave`.
 
-        Without an agent, signals do again what they did before: Ctrl-C ends what follows the training.
+        Outside of a run, signals do again what they did before: Ctrl-C ends what follows the training.
         """
         self.leave()
         if self._slot is not None:
             self._slot.close()
-            return
-        for number, handler in self._handlers.items():
-            if signal.getsignal(number) == self._on_signal and handler is not None:
-                signal.signal(number, handler)
-        self._handlers.clear()
+        elif self._settings.run_dir is None:
+            for number, handler in self._handlers.items():
+                if signal.getsignal(number) == self._on_signal and handler is not None:
+                    signal.signal(number, handler)
+            self._handlers.clear()
 
     def leave(self) -> None:
         """Declares that this rank has no more boundaries. All ranks call it after the same number of boundaries."""

@@ -39,7 +39,7 @@ def test_signals_set_a_flag_and_nothing_else(numbers: list[int], words: str) -> 
     assert flag.boundary(3) == StopVerdict(words)
 
 
-def test_after_a_training_without_an_agent_signals_do_what_they_did_before() -> None:
+def test_after_a_training_outside_of_a_run_signals_do_what_they_did_before(tmp_path: Path) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     first = StopFlag(env_of(), Settings())
     first.close()
@@ -50,6 +50,9 @@ def test_after_a_training_without_an_agent_signals_do_what_they_did_before() -> 
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == [before[0], signal.SIG_IGN]
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
+    of_a_run = StopFlag(env_of(), Settings(run_dir=tmp_path))  # in a child process of a rank, which has no agent's slot
+    of_a_run.close()
+    os.kill(os.getpid(), signal.SIGINT)  # launch.grace seconds are left for what follows
 
 
 def test_the_deadline_leaves_time_for_the_saves_that_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
