@@ -86,8 +86,13 @@ def _require_rank(seen: RunStatus, members: Sequence[Met], rank: int | None) -> 
 def _stack(attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
     count = members[0].members
     folder = attach.send(attempt, attach.STACKS, count)
-    wait_until(lambda: len(attach.replies(folder)) >= count or None)
-    replies = attach.replies(folder)
+    replies: dict[int, Any] = {}
+
+    def complete() -> bool | None:
+        replies.update(attach.replies(folder, replies))
+        return len(replies) >= count or None
+
+    wait_until(complete)
     reports = [report for reply in replies.values() for report in reply if rank in (None, report["rank"])]
     for number, group in enumerate(health.group_stacks(reports)):
         print("\n".join(["", *health.stack_lines(group)] if number else health.stack_lines(group)))
@@ -105,16 +110,16 @@ def _stack(attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
 def _shell(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int) -> int:
     count = members[0].members
     folder = attach.send(attempt, attach.RANK, count, rank=rank)
-    place = wait_until(lambda: next(iter(attach.replies(folder)), None))
-    if place is None:
+    reply = wait_until(lambda: next(iter(attach.replies(folder).items()), None))
+    if reply is None:
         raise RunError(f"the agent of rank {rank} does not answer within {REPLY_TIMEOUT:g} s")
-    file, location = folder / f"member-{place}", attach.replies(folder)[place]
+    place, location = reply
     host, job = location["host"], location["job"]
     way = access(seen.plan, host, job, socket.gethostname())
     if way is None:
         term = os.environ.get("TERM")
         return connect_terminal(over_network(seen.plan, attempt, host, rank, count, mode="shell", term=term))
-    command = way.command("shell", str(file), terminal=sys.stdin.isatty())
+    command = way.command("shell", str(folder / f"member-{place}"), terminal=sys.stdin.isatty())
     try:
         return subprocess.run(command, env=way.environment(os.environ), check=False).returncode
     except NOT_ON_PATH:

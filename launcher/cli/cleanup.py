@@ -23,13 +23,14 @@ import shutil
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from launcher.cli.commands import PRUNABLE
 from launcher.errors import FAILED, ConfigError, LauncherError, RunError, UnavailableError, explain
+from launcher.failures.messages import first_of
 from launcher.files.folder_checks import is_own, require_own
 from launcher.files.retried_reads import exists, list_names, read_text, unwrap
 from launcher.formatting import plural, rough_size
@@ -76,7 +77,7 @@ def reason_to_keep(old: Old, before: float, states: Collection[str]) -> str | No
     if found := sorted(old.states & {*LIVE, WAITING}):
         return f"it is {found[0]}"
     if old.needed_by:
-        return f"{', '.join(old.needed_by)} {'needs' if len(old.needed_by) == 1 else 'need'} it"
+        return f"{first_of(old.needed_by)} {'needs' if len(old.needed_by) == 1 else 'need'} it"
     if not old.states <= {*states}:
         return f"it is {sorted(old.states - {*states})[0]}"
     if old.last_active is None:
@@ -110,11 +111,12 @@ def survey(runs_dir: Path, live: JobMonitor) -> list[Old]:
             continue
         found.append(replace(made[0], pilots=tuple(pilots.get(sweep.path, ()))))
         users += made[1]
-    paths = [each.path for each in found]
+    paths = {each.path for each in found}
     needed = needs(users, paths)
-    for old in found:
-        needed.setdefault(old.path, []).extend([] if old.error else _waiting_for(old.path, live, paths))
-    found = [replace(each, needed_by=tuple(needed.get(each.path, ()))) for each in found]
+    waiting = [[] if old.error else _waiting_for(old.path, live, paths) for old in found]
+    found = [
+        replace(old, needed_by=(*needed.get(old.path, ()), *more)) for old, more in zip(found, waiting, strict=True)
+    ]
     return sorted(found, key=lambda each: each.last_active or 0.0)
 
 
@@ -125,11 +127,11 @@ def in_batches(runs: Sequence[Run], live: JobMonitor) -> Iterator[RunStatus | Da
             yield from each_status(runs[first : first + BATCH], live)
 
 
-def _waiting_for(folder: Path, live: JobMonitor, skip: Collection[Path] = ()) -> list[str]:
+def _waiting_for(folder: Path, live: JobMonitor, skip: Set[Path] = frozenset()) -> list[str]:
     # A run in an unknown state counts as unfinished
     found: list[str] = []
     for path in _followers(folder):
-        if {path, path.parent}.isdisjoint(skip):
+        if skip.isdisjoint({path, path.parent}):
             users = or_damaged(Run(path), lambda path=path: _not_over(path, live))  # type: ignore[misc]
             if isinstance(users, DamagedRun):
                 found += [path.name] if users.is_transient else []
@@ -164,15 +166,15 @@ def named_by(plan: JobPlan) -> tuple[str, ...]:
 def needs(users: Iterable[User], folders: Collection[Path]) -> dict[Path, list[str]]:
     """Returns the folders that these runs name, each with the ids of those runs."""
     known_paths = {os.path.realpath(path): path for path in folders}
-    found: dict[Path, list[str]] = {}
+    found: dict[Path, dict[str, None]] = {}
     for name, named in users:
         for text in named:
             path = Path(os.path.realpath(text))
             for folder in (path, *path.parents):
                 owner = known_paths.get(str(folder))
-                if owner is not None and owner.name != name.partition("/")[0] and name not in found.get(owner, []):
-                    found.setdefault(owner, []).append(name)
-    return found
+                if owner is not None and owner.name != name.partition("/")[0]:
+                    found.setdefault(owner, {})[name] = None
+    return {folder: list(names) for folder, names in found.items()}
 
 
 def _of_run(seen: RunStatus) -> Old:

@@ -101,11 +101,14 @@ def _require(run: Run, ranks: Sequence[int], attempt: int | None) -> None:
         raise RunError(f"{run.id} has not started yet")
     if attempt is not None and attempt not in attempts:
         raise RunError(f"{run.id} has no attempt {attempt}, only {ranges(attempts)}")
-    for rank in ranks:
-        if not any(files_of(each, rank) for number, each in attempts.items() if attempt in (None, number)):
-            number = max(attempts) if attempt is None else attempt
-            count = len({rank for rank, _, kind, _ in rank_files(attempts[number]) if kind == "out"})
-            raise RunError(f"{run.id} has no rank {rank} in attempt {number}: it has {plural(count, 'rank')}")
+    if not ranks:
+        return
+    chosen = attempts if attempt is None else {attempt: attempts[attempt]}
+    there = {number: {rank for rank, *_ in rank_files(each)} for number, each in chosen.items()}
+    if missing := [rank for rank in ranks if not any(rank in found for found in there.values())]:
+        last = max(there)
+        count = plural(len(there[last]), "rank")
+        raise RunError(f"{run.id} has no rank {missing[0]} in attempt {last}: it has {count}")
 
 
 def files_of(attempt: Attempt, rank: int) -> list[Path]:

@@ -19,14 +19,13 @@ from launcher.diagnose.verdict import EndedAttempt
 from launcher.errors import DONE, FAILED, RunError
 from launcher.failures import error_patterns, messages, tracebacks
 from launcher.failures.codes import EndKind, FaultCode
-from launcher.failures.messages import of_unused_gpus
 from launcher.formatting import clean, name_ranks, ranges, rough_size
 from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunStatus, or_damaged, rerun, status_of
 from launcher.plan.plan import JobPlan
 from launcher.runs import user_checkpoints
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Ended, Fault, Restart, Restored, Started, Stop, as_kind, first, last
-from launcher.runs.health import unused_gpus
+from launcher.runs.health import unused_gpu_lines, unused_gpus
 from launcher.runs.lookup import find
 from launcher.runs.output import rank_files, rank_logs, start_of, tail
 
@@ -99,8 +98,8 @@ def _nothing(seen: RunStatus, program: str, name: str) -> Iterator[str]:
         yield f"{seen.run.id} is done: there is no cause to look for"
         for place, line in enumerate(restarts(seen.history.events), 1):
             yield from labelled("before", f"round {place} began because {line}")
-        for each in unused_gpus(seen.history.events):
-            yield from labelled("gpus", of_unused_gpus(each))
+        for line in unused_gpu_lines(seen.history.events):
+            yield from labelled("gpus", line)
         return
     where = f"{program} why {name}" if seen.state.value == "queued" else f"{program} status {name}"
     yield f"{seen.run.id} is not over: it is {seen.state.value}" + (f" ({seen.job.text})" if seen.job.text else "")
@@ -133,8 +132,8 @@ def _of(seen: RunStatus, examined: Mapping[str, Any]) -> Iterator[str]:
         yield from labelled("by", examined["cancelled_by"])
     for place, line in enumerate(examined["restarts"], 1):
         yield from labelled("before", f"round {place} began because {line}")
-    for each in unused_gpus(seen.history.events) if examined["attempt"] == seen.history.attempt else ():
-        yield from labelled("gpus", of_unused_gpus(each))
+    for line in unused_gpu_lines(seen.history.events) if examined["attempt"] == seen.history.attempt else ():
+        yield from labelled("gpus", line)
     if memory and kind in (EndKind.OUT_OF_MEMORY, EndKind.KILLED):
         shown = [f"{name} {rough_size(size)}" for name, size in memory.items() if "kills" not in name]
         shown += [f"{name.replace('_', ' of the ')} {n}" for name, n in memory.items() if "kills" in name]
@@ -262,12 +261,12 @@ def _user(ids: Sequence[str]) -> str:
 
 def _others(attempt: Attempt, rank: int, first: str) -> tuple[list[int], list[int], dict[int, str]]:
     # first: the error line of this rank
-    ranks = sorted({each for each, _, kind, _ in rank_files(attempt) if kind == "err"})[:MOST_RANKS]
+    newest = {each: path for each, _, kind, path in rank_files(attempt) if kind == "err"}  # of its last round
     same, followed, others = list[int](), list[int](), dict[int, str]()
-    for each in ranks:
+    for each, path in list(newest.items())[:MOST_RANKS]:
         if each == rank:
             continue
-        lines = [line for line in _errors(attempt, each) if line.strip()]
+        lines = [line for line in tail(path) if line.strip()]
         # Without a traceback: errors that the launcher explains, and what a program prints before it exits
         printed = next((line for line in lines[-1:] if line == first or error_patterns.exception_of(line)), "")
         error = tracebacks.last_error("\n".join(lines)) or printed

@@ -54,7 +54,7 @@ def _rank(fault: events.Fault) -> str:
     return rank_on(fault.rank, fault.host) if fault.rank is not None else f"a rank on {fault.host}"
 
 
-def rank_on(rank: int | str | None, host: str) -> str:
+def rank_on(rank: int | None, host: str) -> str:
     return f"rank {rank} on {host}" if host else f"rank {rank}"
 
 
@@ -96,9 +96,9 @@ def too_few(arrived: int, expected: int) -> str:
 
 
 def _not_joined(fault: events.Fault) -> str:
-    ranks = ", ".join(str(each.rank) for each in fault.accused)
-    hosts = ", ".join(dict.fromkeys(each.host for each in fault.accused if each.host))
-    return f"{rank_on(ranks, hosts)} did not join the others{_seconds(fault, 'within')}: does an import hang?"
+    hosts = first_of(list(dict.fromkeys(each.host for each in fault.accused if each.host)))
+    who = name_ranks(each.rank for each in fault.accused if each.rank is not None) + (f" on {hosts}" if hosts else "")
+    return f"{who} did not join the others{_seconds(fault, 'within')}: does an import hang?"
 
 
 def _agent_error(fault: events.Fault) -> str:
@@ -166,8 +166,7 @@ def of_stop(stop: events.Stop) -> str:
 
 
 def _ranks_stopped(stop: events.Stop) -> str:
-    ranks = f"rank{'' if len(stop.ranks) == 1 else 's'} {', '.join(map(str, sorted(stop.ranks)))}"
-    return f"{ranks} on {stop.host} exited with code 75"
+    return f"{name_ranks(stop.ranks)} on {stop.host} exited with code 75"
 
 
 _STOPS: dict[StopReason, Callable[[events.Stop], str]] = {

@@ -11,7 +11,8 @@ from typing import Any
 from launcher.binding import masks
 from launcher.binding.hardware import Node
 from launcher.failures.codes import PreflightThen, Unbound
-from launcher.failures.messages import of_unused_gpus
+from launcher.failures.messages import first_of, of_unused_gpus
+from launcher.fast_dataclasses import replace
 from launcher.formatting import name_ranks, plural, ranges
 from launcher.runs import events
 from launcher.runs.events import Bound, BoundRank, GpusUnused, Preflighted, every
@@ -162,7 +163,15 @@ def preflight_lines(result: Preflighted) -> list[str]:
 def remarks(events: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns lines about the events of an attempt: its preflights, and GPUs that are not used."""
     lines = [line for event in every(events, Preflighted) for line in preflight_lines(event)]
-    return lines + [of_unused_gpus(each) for each in unused_gpus(events)]
+    return lines + unused_gpu_lines(events)
+
+
+def unused_gpu_lines(events: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Returns the line that some ranks have opened no GPU, with the ranks of all nodes; none if all have."""
+    if not (found := unused_gpus(events)):
+        return []
+    hosts, ranks = first_of([each.host for each in found]), tuple(rank for each in found for rank in each.ranks)
+    return [of_unused_gpus(replace(found[0], host=hosts, ranks=ranks, seconds=min(each.seconds for each in found)))]
 
 
 def unused_gpus(events: Iterable[Mapping[str, Any]]) -> list[GpusUnused]:

@@ -38,6 +38,17 @@ class Watched:
         return unused_gpus([event_files.entry(each) for each in self.events])
 
 
+def test_of_many_nodes_there_is_one_line() -> None:
+    found = [
+        event_files.entry(GpusUnused(host=f"n{node}", ranks=(2 * node, 2 * node + 1), gpus=2, seconds=300.0 + node))
+        for node in range(4096)
+    ]
+    (line,) = remarks(found)
+    assert line.startswith(
+        "ranks 0-8191 on n0, n1, n2, n3, n4, n5, n6, n7, n8, n9 and 4086 more: no GPU was used in 300 s"
+    )
+
+
 @pytest.mark.parametrize(
     ("seconds", "over", "told"),
     [

@@ -145,6 +145,7 @@ def test_only_the_agent_of_a_rank_replies_where_it_runs(attempt: Attempt) -> Non
         handler = RequestHandler(attempt, Stacks(1))
         handler.handle(text, 1, "node2", lambda: [RankProcess(5, child.pid, 0, now)])
         location = node_session.replies(folder)[1]
+        assert node_session.replies(folder, {1: "known"}) == {1: "known"}
         assert (location["rank"], location["host"], location["job"], location["cwd"]) == (5, "node2", "77", "/")
         assert location["changes"] == {"CHANGES": "4", "RANK": "5", "SLURM_JOB_ID": "77", "DROPS": None}
         assert "KEEPS" not in json.dumps(location)  # what a job was started with may be secret

@@ -72,6 +72,16 @@ def test_a_rank_can_be_read_though_the_events_of_another_attempt_cannot(run: Run
     assert shown("a", "--rank", "0", "--attempt", "1") == "c\n"
 
 
+def test_the_logs_of_many_ranks_are_listed_once(
+    run: Run, shown: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt(run, 0, "7", **{f"out_{rank}": "a\n" for rank in range(20)})
+    listed, glob = [], Path.glob
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: listed.append(path.name) or glob(path, pattern))
+    assert shown("a", "--rank", "0-19").count("a\n") == 20
+    assert listed.count("logs") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

@@ -125,6 +125,18 @@ def test_ranks_of_a_program_that_print_the_same_do_not_only_follow(made: Run, ca
     assert (told["same"], told["others"], told["followed"]) == ([0], {}, [2])
 
 
+def test_the_folder_of_thousands_of_logs_is_listed_a_few_times(
+    made: Run, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = attempt(made, rank=3, code="raised", error="ValueError: no", traceback=TRACE).logs
+    for rank in range(100):
+        write(logs / f"rank-{rank}.err", f"{TRACE}\n")
+    listed, glob = [], Path.glob
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: listed.append(pattern) or glob(path, pattern))
+    assert len(verdict(call)["same"]) == 99
+    assert len(listed) < 10
+
+
 def test_a_program_of_its_own_has_its_traceback_in_its_log_only(made: Run, call: Call) -> None:
     logs = attempt(made, rank=1, code="exited", exit_code=1).logs
     write(logs / "rank-1.err", f"a warning\n{TRACE}\n")

@@ -52,6 +52,7 @@ def old(*states: str, **fields: Any) -> Old:
         (old(error="/runs/a is damaged"), ("done",), "/runs/a is damaged"),
         (old("done", needed_by=("b",)), ("done",), "b needs it"),
         (old("done", needed_by=("b", "c")), ("done",), "b, c need it"),
+        (old("done", needed_by=tuple("abcdefghijkl")), ("done",), "a, b, c, d, e, f, g, h, i, j and 2 more need it"),
         (old("done", last_active=300.0), ("done",), "it is younger"),
         (old("done", last_active=None), ("done",), "its age is not known"),
     ],

@@ -33,7 +33,7 @@ RANK1, RANK2 = Accused(host="node1", rank=1), Accused(host="node2", rank=2)
          "on node1 ranks of the round before still exist after SIGKILL: rank 1 (process 7, state D); what they hold "
          "(GPUs, memory, ports) is not free. Look for a file server or a driver that hangs on this node"),
         ({"code": FaultCode.NOT_JOINED, "accused": (RANK1, RANK2), "seconds": 60.0},
-         "rank 1, 2 on node1, node2 did not join the others within 60 s: does an import hang?"),
+         "ranks 1-2 on node1, node2 did not join the others within 60 s: does an import hang?"),
         ({"code": FaultCode.NOT_JOINED, "accused": (Accused(host="", rank=3),), "seconds": 2.5},
          "rank 3 did not join the others within 2.5 s: does an import hang?"),
         ({"code": FaultCode.NODE_ENDED, "accused": (NODE2,)}, "node2 exited without an error report (killed, or lost)"),
@@ -76,6 +76,12 @@ def test_a_fault(fields: dict[str, Any], shown: str) -> None:
 def test_a_fault_of_which_only_the_code_is_known_has_a_text(code: FaultCode) -> None:
     """Events of damaged files, or of a newer version, may lack any field."""
     assert "None on" not in messages.of_fault(Fault(code=code, host="node1"))
+
+
+def test_ranks_that_did_not_join_are_one_line_however_many() -> None:
+    accused = tuple(Accused(host=f"n{rank // 8}", rank=rank) for rank in range(4096))
+    told = messages.of_fault(Fault(code=FaultCode.NOT_JOINED, accused=accused))
+    assert told.startswith("ranks 0-4095 on n0, n1, n2") and len(told) < 200
 
 
 def test_of_many_agents_ten_are_named() -> None:
