@@ -17,7 +17,7 @@ from launcher.formatting import rough_size
 from launcher.monitoring.run_status import JobMonitor, all_statuses
 from launcher.monitoring.sweep_status import point_statuses
 from launcher.reports import page
-from launcher.reports.collect import RunData, collect, curves
+from launcher.reports.collect import RunData, collect, curves, redact_override
 from launcher.reports.page import MOST_CURVES, Page, SweepPoint, by_objective, sweep_page
 from launcher.runs.lookup import find_either
 from launcher.runs.sweep_directory import Sweep
@@ -63,7 +63,8 @@ def _sweep(sweep: Sweep) -> Page:
     for seen in point_statuses(sweep, JobMonitor()):
         run = seen.point.run
         data = RunData(run.id, str(run.path), seen.state, None, {}, result=run.result()) if run.attempts() else None
-        points.append(SweepPoint(str(seen.point.index), seen.point.overrides, seen.state, data))
+        overrides = tuple(map(redact_override, seen.point.overrides))
+        points.append(SweepPoint(str(seen.point.index), overrides, seen.state, data))
     # The events of thousands of points would not fit into memory.
     goal = manifest.objective[0] if manifest.objective else None
     best = [each for each in by_objective(points, goal, manifest.best_is) if each.run][:MOST_CURVES]

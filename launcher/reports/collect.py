@@ -192,6 +192,7 @@ FORMAT = 1
 _NUMBERS = ("size", "algbw", "busbw", "bandwidth", "latency")
 # Types of the columns that are used in calculations
 _ROW = {**dict.fromkeys(_NUMBERS, float | None), "seconds": Mapping[str, Any] | None}
+_PAIR = dict.fromkeys(("bandwidth", "latency", "ratio"), float | None)
 _CONDITIONS = {"hosts": list[str], "environment": Mapping[str, str]}
 
 Row = Mapping[str, Any]
@@ -221,10 +222,13 @@ def parse(values: Any) -> FabricResults:
     conditions, roof, matrix = values.get("conditions"), values.get("roof"), values.get("matrix")
     if matrix is not None and not _is_matrix(matrix):
         raise RunError("results.json is damaged: its matrix has not a number or null for each pair of hosts")
-    for place, row in enumerate(values["rows"]):
-        wrong = misfit(row, dict, f"rows[{place}]") or _misfits(row, _ROW, f"rows[{place}].")
-        if wrong:
-            raise RunError(f"results.json is damaged: {wrong}")
+    slow = mapping(matrix).get("slow") or []
+    if wrong := misfit(slow, list, "slow"):
+        raise RunError(f"results.json is damaged: {wrong}")
+    for name, rows, types in (("rows", values["rows"], _ROW), ("slow", slow, _PAIR)):
+        for place, row in enumerate(rows):
+            if wrong := misfit(row, dict, f"{name}[{place}]") or _misfits(row, types, f"{name}[{place}]."):
+                raise RunError(f"results.json is damaged: {wrong}")
     if isinstance(conditions, Mapping) and (wrong := _misfits(conditions, _CONDITIONS, "conditions.")):
         raise RunError(f"results.json is damaged: {wrong}")
     return FabricResults(

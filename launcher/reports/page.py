@@ -31,7 +31,6 @@ from launcher.reports.collect import (
     measured,
     operation,
     positive,
-    redact_override,
     seconds_of,
     size_word,
 )
@@ -150,7 +149,7 @@ def facts(run: RunData) -> list[tuple[str, str]]:
     nodes, procs = plan.get("nodes"), plan.get("procs_per_node")
     pairs = [("cluster", where), ("nodes", value_text(nodes))]
     if isinstance(nodes, int) and isinstance(procs, int):
-        pairs.append(("ranks", f"{nodes * procs}"))
+        pairs.append(("ranks", f"{(nodes - int(plan.get('spares') or 0)) * procs}"))
     if history.begin is not None and history.end is not None:
         pairs.append(("begun", local_time(history.begin)))
         pairs.append(("so far" if run.state in LIVE else "took", span_text(history.end - history.begin)))
@@ -409,13 +408,14 @@ def _measure(value: float | None, unit: str) -> str:
 MOST_CURVES = 40  # only the best so many points have training curves
 IN_COLOUR = 8  # only the best so many points have coloured curves
 FIRST_ROWS = 40  # rows of the table that is always open; a longer one with all rows is folded
+MOST_POINTS = 10_000  # rows of that table: of 100,000 points, the page would have 30 MB
 MOST_METRICS = 8  # columns of the table, in addition to the objective
 
 
 @dataclass(frozen=True)
 class SweepPoint:
     name: str  # the point's number
-    overrides: tuple[str, ...]
+    overrides: tuple[str, ...]  # without the values of secrets
     state: str  # as in `status`
     run: RunData | None = None  # None: the point has not started
 
@@ -443,8 +443,7 @@ def sweep_page(
     best = ranked[0] if ranked and goal is not None and ranked[0].metric(goal) is not None else None
     if best is not None and goal is not None:
         facts += [("best point", f"{best.name}: {label(best.overrides, keys)}"), (goal, value_text(best.metric(goal)))]
-        repeated = [redact_override(each) for each in canonical(best.overrides)]
-        codes.append(CodeBlock("repeat the best point with", build.command(PROGRAM, repeated)))
+        codes.append(CodeBlock("repeat the best point with", build.command(PROGRAM, canonical(best.overrides))))
     sections = [_points_section(ranked, keys, objective, best)]
     if search is not None:
         sections.insert(0, search_section(*search))
@@ -482,7 +481,7 @@ def _points_section(
     for point in ranked:
         values, result = values_of(point.overrides, keys), (point.run.result if point.run else None) or {}
         rows.append((
-            point.name, point.state, *(public(key, values.get(key, "-")) for key in keys),
+            point.name, point.state, *(values.get(key, "-") for key in keys),
             *(value_text(result.get(key)) for key in metrics),
         ))  # fmt: skip
     marks = {place: "good" for place, point in enumerate(ranked) if point is best}
@@ -490,7 +489,9 @@ def _points_section(
     left, heads = frozenset(range(1, 2 + len(keys))), ("point", "state", *map(_short, keys), *metrics)
     shown = [Table(heads, rows[:FIRST_ROWS], left, marks)]
     if len(rows) > FIRST_ROWS:
-        shown.append(Table(heads, rows, left, marks, f"All {plural(len(rows), 'point')}"))
+        which = f"All {len(rows)}" if len(rows) <= MOST_POINTS else f"The first {MOST_POINTS} of {len(rows)}"
+        more = "" if len(rows) <= MOST_POINTS else "; `sweep results --csv FILE` writes all"
+        shown.append(Table(heads, rows[:MOST_POINTS], left, marks, f"{which} points{more}"))
     unknown = ""
     if objective and best is None:
         lacks = f"has a number named {objective[0]}" if any(row[1] == "done" for row in rows) else "is done yet"

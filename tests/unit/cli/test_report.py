@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,14 @@ def test_of_a_sweep_only_the_events_of_points_with_curves_are_read(
     assert [row[:2] for row in page.sections[0].tables[0].rows] == [
         ("1", "done"), ("2", "done"), ("0", "done"), ("3", "waiting"),
     ]  # fmt: skip
+
+
+def test_the_page_of_a_sweep_shows_no_secret(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, 2, objective=("accuracy",), array=None)
+    points = tuple((f"workload.lr={index}", f"workload.hub_token=hf_{index}") for index in range(2))
+    sweep.write(replace(sweep.manifest(), points=points))
+    for index in range(2):
+        end(sweep.run(index), 0, metrics={"accuracy": index})
+    text = str(report._sweep(sweep))
+    assert "hf_" not in text
+    assert "lr=1" in text and "workload.hub_token" in text

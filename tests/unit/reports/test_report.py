@@ -28,6 +28,7 @@ from launcher.reports.page import Page
 from launcher.runs.directory import Run
 from tests.report.examples import BEGIN, at, collective_results, make_run, p2p_results, trained, write_events
 
+MATRIX = {"hosts": ["a"], "bandwidth": [[1]], "latency": [[1]]}
 HOSTILE = "</script><script>alert(1)</script><img src=x>"
 
 
@@ -106,6 +107,9 @@ def test_a_coarse_matrix_shows_the_worst_of_each_block() -> None:
         ({"rows": [], "format": 2}, "has format 2"),
         ({"rows": [], "format": 1, "matrix": {"hosts": ["a"], "bandwidth": [[1, 2]], "latency": [[1]]}}, "its matrix"),
         ({"rows": [], "format": 1, "matrix": {"hosts": ["a"], "bandwidth": [["x"]], "latency": [[1]]}}, "its matrix"),
+        ({"rows": [], "format": 1, "matrix": {**MATRIX, "slow": 5}}, "slow is not a list"),
+        ({"rows": [], "format": 1, "matrix": {**MATRIX, "slow": [1]}}, "slow.0. is not an object"),
+        ({"rows": [], "format": 1, "matrix": {**MATRIX, "slow": [{"ratio": "x"}]}}, "slow.0..ratio is "),
     ],
 )
 def test_results_that_cannot_be_shown_are_told(tmp_path: Path, values: Any, told: str) -> None:
@@ -248,6 +252,13 @@ def test_the_partition_is_shown_and_excluded_nodes_stay_excluded(tmp_path: Path)
     shown = page.run_page(dataclasses.replace(data, record={**data.record, "plan": plan}))
     assert ", partition gpu, qos long" in text_of(shown)
     assert "\"cluster.exclude='node9,node4'\"" in [code.text for section in shown.sections for code in section.codes]
+
+
+def test_spare_nodes_have_no_ranks(tmp_path: Path) -> None:
+    data = data_of(trained(tmp_path))
+    plan = {**data.plan, "nodes": 3, "spares": 1, "procs_per_node": 4}
+    shown = page.run_page(dataclasses.replace(data, record={**data.record, "plan": plan}))
+    assert {("nodes", "3"), ("ranks", "8")} <= set(shown.facts)
 
 
 def test_a_training_has_its_curves_and_a_benchmark_its_matrices(tmp_path: Path) -> None:

@@ -58,6 +58,16 @@ def test_the_page_names_the_best_point_and_its_command() -> None:
     assert table.marks == {0: "good", 2: "bad"}
 
 
+def test_of_very_many_points_the_first_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "MOST_POINTS", 50)
+    for count, summary in (
+        (50, "All 50 points"),
+        (51, "The first 50 of 51 points; `sweep results --csv FILE` writes all"),
+    ):
+        folded = shown([point(number, str(number), number) for number in range(count)]).sections[0].tables[1]
+        assert (len(folded.rows), folded.summary) == (50, summary)
+
+
 def test_without_an_objective_nothing_is_the_best() -> None:
     told = shown(some(), ())
     assert (told.codes, [section.title for section in told.sections]) == ([], ["Points", "Training"])
