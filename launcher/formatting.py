@@ -46,7 +46,7 @@ def number(value: float, digits: int = 4) -> str:
         return str(value)
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
-    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+    return f"{value:,.0f}" if 10 ** (digits - 1) <= abs(value) < 1e15 else f"{value:.{digits}g}"
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -417,7 +417,7 @@ def of_topology(parser: Parser) -> None:
     RUN, show the run's nodes, and which of them each rank got in the last attempt."""
     parser.add("name", metavar="RUN", nargs="?", help=RUN)
     parser.add(
-        "--ranks", type=whole_number, metavar="N", help="number of ranks on the node (default: one per GPU, else one)"
+        "--ranks", type=positive, metavar="N", help="number of ranks on the node (default: one per GPU, else one)"
     )
     parser.add("--bind", default="auto", metavar="HOW", help="the binding, a value of launch.bind (default: auto)")
 

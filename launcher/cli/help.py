@@ -156,7 +156,7 @@ def row(key: Key, default: str | None = None) -> Iterator[str]:
     """Yields lines of at most 80 characters with a key, its default (or this one) and its meaning."""
     default = key.default if default is None else default
     typed = f"  {key.name}" if default is None else f"  {key.name}={default}"
-    first, *rest = textwrap.wrap(key.meaning, WIDTH - MEANING_COLUMN) or [""]
+    first, *rest = textwrap.wrap(key.meaning, WIDTH - MEANING_COLUMN, break_on_hyphens=False) or [""]
     if len(typed) > MEANING_COLUMN - 2:
         yield from _wrapped(typed, "", "      ") if len(typed) > WIDTH else [typed]
         rest = [first, *rest]

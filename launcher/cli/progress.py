@@ -146,14 +146,18 @@ def progress_of(seen: RunStatus, now: float) -> dict[str, Any]:
             found |= {"steps": steps, "percent": min(100, 100 * step // steps)}
             if running and rate and not at:
                 found["needs"] = max(0, round((steps - step) / rate - (now - progress.time)))
-    if events:
-        found["elapsed"] = max(0, int((events[-1]["time"] if seen.state.over else now) - events[0]["time"]))
+    found["elapsed"] = elapsed(events, now, over=seen.state.over)
     saved = (event.step, event.time) if (event := seen.history.last(Saved)) else None
     if saved is None and seen.history.attempt is not None and seen.state.value != "done":
         saved = saved_before(seen.plan.checkpoint.dir)
     if saved is not None:
         found |= {"checkpoint": saved[0], "checkpoint_age": max(0, int(now - saved[1]))}
     return {**found, "left": _time_left(seen, now, saved is not None)}
+
+
+def elapsed(events: Sequence[Mapping[str, Any]], now: float, *, over: bool) -> int | None:
+    """Returns for how many seconds an attempt has run; None: unknown. The clock of its node may be ahead of ours."""
+    return max(0, int((events[-1]["time"] if over else now) - events[0]["time"])) if events else None
 
 
 def rate_of(seen: Sequence[tuple[float, float]]) -> float | None:

@@ -78,7 +78,8 @@ def _init(arguments: Namespace) -> int:
     if wanted.keys() - {site.pool}:
         raise ConfigError(f"this is a {scheduler.title}: use --{site.pool}")
     name = arguments.name or site.default_name()
-    setup = ["setup:", *(f"  - {json.dumps(line)}" for line in arguments.setup)] if arguments.setup else []
+    setup = ["setup:", *(f"  - {json.dumps(line, ensure_ascii=False)}" for line in arguments.setup)]
+    setup = setup if arguments.setup else []
     text = "\n".join([*site.profile(name, wanted.get(site.pool), date.today().isoformat()), *setup, ""])
     if arguments.only_print:
         print(text, end="")

@@ -28,7 +28,7 @@ from launcher.cli.output import (
     program,
     table,
 )
-from launcher.cli.progress import bar
+from launcher.cli.progress import bar, elapsed
 from launcher.errors import ConfigError, near
 from launcher.files.folder_checks import require_own
 from launcher.formatting import format_time, plural, ranges
@@ -82,6 +82,8 @@ def run(arguments: Namespace) -> int:
     if action == "status":
         return show_status(sweep, everything=arguments.everything, as_json=arguments.as_json)
     if action == "results":
+        if arguments.csv is not None and arguments.as_json:
+            raise ConfigError("--csv and --json exclude each other: use one of them")
         return show_results(
             sweep, sort=arguments.sort, reverse=arguments.reverse, csv=arguments.csv, as_json=arguments.as_json
         )
@@ -197,7 +199,7 @@ def row(each: PointStatus) -> dict[str, Any]:
         "attempt": seen.history.attempt if seen else None,
         "step": progress.step if progress else None,
         "steps": progress.total if progress else None,
-        "elapsed": int((events[-1]["time"] if each.over else time.time()) - events[0]["time"]) if events else None,
+        "elapsed": elapsed(events, time.time(), over=each.over),
         "cause": cause_of_point(each),
         "rank": first.rank if isinstance(first, Fault) else None,
         "host": (first.host or None) if first else None,

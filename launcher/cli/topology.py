@@ -12,7 +12,7 @@ from itertools import chain, zip_longest
 from launcher.binding import hardware, masks
 from launcher.binding.hardware import Node
 from launcher.cli.output import WIDTH, print_unreadable, table
-from launcher.errors import RunError
+from launcher.errors import ConfigError, RunError
 from launcher.failures.codes import Unbound
 from launcher.formatting import name_ranks
 from launcher.runs.events import Bound, BoundRank
@@ -29,6 +29,8 @@ def run(arguments: Namespace) -> int:
         node, allowed = hardware.read(), os.sched_getaffinity(0)
         print("\n".join(_bound(socket.gethostname(), node, allowed, os.environ, arguments.ranks, arguments.bind)))
         return 0
+    if arguments.ranks is not None or arguments.bind != "auto":
+        raise ConfigError("--ranks and --bind are about ranks on this node: leave them out, or RUN")
     found = find(arguments.name, arguments.runs_dir)
     for attempt in reversed(found.attempts()):
         if bindings := latest_bindings(attempt.latest_events(bindings=True)):

@@ -11,6 +11,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from launcher.cli.output import cause_of_point, flat, metric_text, no_pilot, outcome, program
@@ -85,7 +86,8 @@ def follow_to_end(
     if result is None:
         return INTERRUPTED
     seen, interrupted = result
-    print(outcome(seen), file=sys.stderr if seen.state is not RunState.DONE else sys.stdout)
+    text = wait_until_readable(lambda: outcome(seen))
+    print(text, file=sys.stderr if seen.state is not RunState.DONE else sys.stdout)
     return INTERRUPTED if interrupted else seen.exit_code
 
 
@@ -234,17 +236,19 @@ def sweep_exit_code(seen: Sequence[PointStatus]) -> int:
     return FAILED if states - {RunState.STOPPED.value} else RESUME if states else DONE
 
 
-def ended_line(
+def ended_lines(
     before: Mapping[int, PointStatus], now: Sequence[PointStatus], keys: Sequence[str], objective: Sequence[str] = ()
-) -> Iterator[str]:
-    """Yields a line, with the metrics of the objective, for each point that has ended since the poll before."""
+) -> list[str]:
+    """Returns a line, with the metrics of the objective, for each point that has ended since the poll before."""
+    lines = []
     for each in now:
         last = before.get(each.point.index)
         if each.over and (last is None or not last.over):
             values = label(each.point.overrides, keys)
             named = f"point {each.point.index}" + (f" ({values})" if values else "")
             more = score_text(each, objective) if each.state == RunState.DONE.value else cause_of_point(each)
-            yield f"{named} {'is done' if each.state == 'done' else each.state}" + (f": {more}" if more else "")
+            lines.append(f"{named} {'is done' if each.state == 'done' else each.state}" + (f": {more}" if more else ""))
+    return lines
 
 
 def score_text(each: PointStatus, objective: Sequence[str]) -> str:
@@ -265,7 +269,7 @@ def _follow_points(sweep: Sweep, points: Collection[int] | None) -> list[PointSt
             seen, took = wait_until_readable(lambda: timed(lambda: point_statuses(sweep, live, points)))
             if not before:  # no line is printed for points that were over at the start
                 before = {each.point.index: each for each in seen if each.over}
-            for line in ended_line(before, seen, keys, manifest.objective):
+            for line in wait_until_readable(partial(ended_lines, before, seen, keys, manifest.objective)):
                 show.print(line)
             before = {each.point.index: each for each in seen}
             if counts(seen) != numbers:

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any
 
 from launcher.cli.output import cause, labelled, print_unreadable, program, table
+from launcher.cli.progress import elapsed
 from launcher.errors import RunError
 from launcher.formatting import format_time, plural
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, rerun, status_of
@@ -205,9 +206,10 @@ def _facts(seen: RunStatus) -> PendingFacts:
     scheduler = seen.plan.cluster.scheduler if seen.plan.queued else ""
     job = seen.job
     facts = PendingFacts(scheduler=scheduler, job_state=job.raw_state, reason=job.reason, error=job.problem)
-    if seen.state is RunState.RUNNING and seen.history.events:
-        facts = replace(facts, seconds=int(time.time() - seen.history.events[0]["time"]))
-    if seen.state is RunState.RUNNING and seen.progress:
+    if seen.state is not RunState.RUNNING:
+        return facts
+    facts = replace(facts, seconds=elapsed(seen.history.events, time.time(), over=False))
+    if seen.progress:
         total = seen.progress.total if seen.progress.total > 0 else None
         facts = replace(facts, step=seen.progress.step, total=total)
     return facts

@@ -91,6 +91,7 @@ def test_times_as_the_key_takes_them(seconds: int, text: str) -> None:
         (1234.5, "1,234"),
         (12345.6, "12,346"),
         (1.2e-7, "1.2e-07"),
+        (3.4e38, "3.4e+38"),  # a loss that diverges
         (float("nan"), "nan"),
     ],
 )

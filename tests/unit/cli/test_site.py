@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from launcher.cli import commands, ssh_forward
 from launcher.cli import site as command
@@ -81,11 +82,13 @@ def test_the_command_writes_what_it_prints(
     gpu = Partition("gpu", True, None, None, (NodeGroup(4, 8, 1024**3, 2),))
     slurm, site = registry.scheduler("slurm"), SlurmSite("test", "22.05.8", (gpu,))
     monkeypatch.setattr(command, "survey", lambda wanted: (slurm, site))
-    assert commands.main(["site", "init", "--print"]) == 0
+    setup = ["--setup", "echo \U0001f600"]
+    assert commands.main(["site", "init", "--print", *setup]) == 0
     printed = capsys.readouterr().out
     assert not own.exists()
-    assert commands.main(["site", "init"]) == 0
+    assert commands.main(["site", "init", *setup]) == 0
     assert (own / "test.yaml").read_text() == printed
+    assert yaml.safe_load(printed)["setup"] == setup[1:]
     assert f"written  {own / 'test.yaml'}" in capsys.readouterr().out
     assert commands.main(["site", "show", "test"]) == 0
     assert capsys.readouterr().out == f"# {own / 'test.yaml'}\n{printed}"

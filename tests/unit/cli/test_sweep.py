@@ -35,6 +35,7 @@ from launcher.submission.submit import SubmittedRun
 from launcher.sweeps import control, submit
 from launcher.sweeps.submit import SubmittedPilots, SubmittedSweep
 from tests.unit.cli.test_commands import make as make_run
+from tests.unit.clock import Clock
 from tests.unit.plans import bare_plan, make_config
 from tests.unit.sweep_runs import allow_points, begin, choose, end, make_search, make_sweep
 
@@ -100,6 +101,7 @@ def sweep(tmp_path: Path) -> Sweep:
         ("sweep results", "sweep results needs the SWEEP; `sweep status` lists them"),
         ("sweep wait lr-1 3", "sweep wait is about whole sweeps; of one point: `status lr-1/3`"),
         ("sweep rerun lr-1 --csv -", "--csv goes with sweep results"),
+        ("sweep results lr-1 --csv - --json", "--csv and --json exclude each other"),
         ("sweep wait lr-1 --json", "--json goes with sweep status and sweep results"),
         ("sweep throttle lr-1", "give the number of points that may run at once, 1 or more"),
         ("sweep throttle lr-1 0", "'0' is not the number of points"),
@@ -150,6 +152,11 @@ def test_status_tells_of_points_that_fail_or_run(call: Call, sweep: Sweep) -> No
     assert lines[5].split() == ["3", "running", "7/100", "00:00:00", "lr=0.3"]
     assert call("status lr-1").lines == lines
     assert [line.split()[0] for line in call("sweep status lr-1 --all").lines if line[:1].isdecimal()] == list("012345")
+
+
+def test_a_node_whose_clock_is_ahead_has_run_for_no_time(call: Call, sweep: Sweep, clock: Clock) -> None:
+    clock.now -= 5
+    assert "3      running  7/100  00:00:00" in call("sweep status lr-1").out
 
 
 def test_status_for_programs(call: Call, sweep: Sweep) -> None:

@@ -22,6 +22,7 @@ from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
 from launcher.sweeps import control
 from tests.unit.clock import Clock
+from tests.unit.faults import FileServer
 from tests.unit.sweep_runs import begin, choose, end, make_search, make_sweep
 
 
@@ -64,11 +65,11 @@ def test_each_end_is_told_once(tmp_path: Path) -> None:
     end(sweep.run(1), 1, job="100_1", fault="ValueError: no", rank=1, host="node2")
     now = [each if each.point.index != 1 else _failed(sweep) for each in first]
     before = {each.point.index: each for each in first}
-    assert list(wait.ended_line(before, now, ["workload.lr"])) == [
+    assert list(wait.ended_lines(before, now, ["workload.lr"])) == [
         "point 1 (lr=0.1) failed: rank 1 on node2: ValueError: no"
     ]
-    assert list(wait.ended_line({}, first, [])) == ["point 0 is done"]
-    assert not list(wait.ended_line({each.point.index: each for each in now}, now, []))
+    assert list(wait.ended_lines({}, first, [])) == ["point 0 is done"]
+    assert not list(wait.ended_lines({each.point.index: each for each in now}, now, []))
 
 
 def _failed(sweep: Sweep) -> PointStatus:
@@ -92,6 +93,23 @@ def test_a_sweep_that_is_over_is_not_waited_for(
     end(sweep.run(1), last)
     assert wait.follow_sweep(sweep) == code
     assert capsys.readouterr().out == f"lr-1: {words}\n"
+
+
+def test_what_a_point_returned_is_waited_for(
+    tmp_path: Path, server: FileServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = make_sweep(tmp_path, 2, objective=("accuracy",))
+    end(sweep.run(0), 0)
+
+    def sleep(seconds: float) -> None:
+        server.recover()
+        if not sweep.run(1).attempts():
+            end(sweep.run(1), 0, metrics={"accuracy": 0.5})
+            server.fail("1/result.json")
+
+    monkeypatch.setattr(wait.time, "sleep", sleep)
+    assert wait.follow_sweep(sweep) == 0
+    assert "point 1 (lr=0.1) is done: accuracy 0.5\n" in capsys.readouterr().out
 
 
 def test_a_sweep_is_followed_to_its_end(

@@ -11,7 +11,7 @@ from launcher.binding.masks import parse
 from launcher.cli import commands
 from launcher.cli.output import WIDTH
 from launcher.cli.topology import devices_of, node_tables
-from launcher.errors import RunError
+from launcher.errors import ConfigError, RunError
 from launcher.runs import event_files
 from launcher.runs.events import Bound
 from launcher.runs.health import bindings_event
@@ -75,6 +75,13 @@ def test_every_known_node_fits_the_terminal(name: str, bind: str) -> None:
 def test_this_node(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["topology", "--ranks", "1"]) == 0
     assert "  RANK  CORES  CPUS" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", [("--ranks", "2"), ("--bind", "core")])
+def test_what_is_about_this_node_is_refused_with_a_run(tmp_path: Path, option: tuple[str, str]) -> None:
+    make(tmp_path, code=0)
+    with pytest.raises(ConfigError, match="leave them out, or RUN"):
+        commands.main(["topology", "a", *option, "--runs-dir", str(tmp_path / "runs")])
 
 
 def test_the_ranks_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
