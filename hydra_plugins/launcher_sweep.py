@@ -38,7 +38,7 @@ class PointLauncher(Launcher):
         return returns
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        returns: list[JobReturn] = self.multirun(job_overrides, initial_job_idx)
+        returns: list[JobReturn] = self.multirun(job_overrides)  # they are all, so that the first one is 0
         return returns
 
 

@@ -6,7 +6,7 @@ import contextlib
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO, cast
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
@@ -64,6 +64,15 @@ def name_ranks(numbers: Iterable[int]) -> str:
     """Formats rank numbers: `rank 3`, `ranks 0-2,5`."""
     found = sorted(numbers)
     return f"rank{'' if len(found) == 1 else 's'} {ranges(found)}"
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flattens nested values, so that their names become dotted, such as `test.accuracy`."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = isinstance(value, dict) and value
+        found |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return found
 
 
 # -- times

@@ -57,8 +57,6 @@ SHARED = {
 }  # fmt: skip
 # Commands that are not about runs here, and have no option --runs-dir.
 WITHOUT_RUNS = ("run", "site", "env", "template", "data", "doctor", "complete", "help")
-# Commands that were there, and what does it now.
-GONE = {"open": "report RUN --open", "site check": "doctor --cluster NAME"}
 NAMES = "its id, a unique prefix of the id, `latest`, or its directory"
 RUN = f"a run or a point of a sweep (SWEEP/7): {NAMES}"
 EITHER = f"a run, a sweep, or a point of a sweep (SWEEP/7): {NAMES}"
@@ -162,8 +160,6 @@ class Parser(argparse.ArgumentParser):
 
 def main(arguments: list[str]) -> int:
     name, *words = arguments
-    if gone := next((each for each in (name, " ".join(arguments[:2])) if each in GONE), None):
-        raise ConfigError(f"{gone} is gone: `{program()} {GONE[gone]}` does it")
     if name not in COMMANDS:
         if os.path.isfile(name):
             raise ConfigError(f"{name} is a file, and no command: `{program()} run {shlex.quote(name)}` runs it")

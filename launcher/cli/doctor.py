@@ -437,7 +437,7 @@ def file_operations(folder: str, failed: Sequence[tuple[str, str]], skew: float,
     """failed: (name, error) of each that does not work. skew: seconds by which the file server's clock is ahead."""
     if failed:
         text = "; ".join(f"{what} does not work ({why})" for what, why in failed)
-        if all(what.endswith("lock") for what, _ in failed):
+        if all(what == "flock" for what, _ in failed):
             return warning(
                 "files", f"{folder}: {text}", "only the scheduler can then detect two simultaneous submissions of one "
                 "run id; mount it with locks (NFS: without nolock)",
@@ -513,42 +513,14 @@ def _link(place: Path) -> None:
     os.link(place / "target", place / "hard")  # a run's lease is taken by making a hard link
 
 
-def _once(place: Path) -> None:
-    (place / "once").mkdir()
-    try:
-        (place / "once").mkdir()
-    except FileExistsError:
-        return
-    raise OSError(0, "a folder can be made twice")
-
-
-def _append(place: Path) -> None:
-    for word in ("a\n", "b\n"):
-        with open(os.open(place / "lines", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as file:
-            file.write(word)
-            file.flush()
-            os.fsync(file.fileno())
-    if (place / "lines").read_text() != "a\nb\n":
-        raise OSError(0, "lines that were appended are missing")
-
-
-def _locked(lock: Callable[[int, int], None], name: str) -> Callable[[Path], None]:
-    def attempt(place: Path) -> None:
-        with open(place / name, "w") as file:
-            lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    return attempt
+def _lock(place: Path) -> None:
+    with open(place / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 _ATTEMPTS: dict[str, Callable[[Path], None]] = {
-    "a private folder": _private,
-    "an atomic rename": _rename,
-    "links": _link,
-    "making a folder once": _once,
-    "appending": _append,
-    "flock": _locked(fcntl.flock, "flock"),
-    "lockf lock": _locked(fcntl.lockf, "lockf"),
-}
+    "a private folder": _private, "an atomic rename": _rename, "links": _link, "flock": _lock,
+}  # fmt: skip
 
 
 # -- Checks which schedulers are on this machine, and the one of the profile in detail

@@ -26,7 +26,6 @@ from launcher.plan import limits
 from launcher.runs import sweep_directory
 from launcher.runs.directory import Run, token_of
 from launcher.runs.history import read_history
-from launcher.runs.sweep_directory import too_many
 from launcher.submission import render
 from launcher.sweeps import prepare
 from launcher.sweeps.prepare import (
@@ -42,7 +41,7 @@ from launcher.sweeps.submit import SubmittedSweep, submit_sweep
 if TYPE_CHECKING:
     from launcher.cli.submit import CommandLine
 
-GRIDS = ("PointSweeper", "BasicSweeper")  # the sweepers of grids: ours, and Hydra's own
+GRID = "PointSweeper"  # our sweeper
 SEARCHES = (
     "Searches are sweep.search=tpe|random|grid|asha, whose pilots choose points while they run; docs/sweeps.md says "
     "what to write instead"
@@ -53,16 +52,14 @@ class Multirun:
     def __init__(self, command: CommandLine, loader: ConfigLoader, config: DictConfig) -> None:
         self._command = command
         self._compose = of_multirun(loader, config)
-        if not (sweeper := str(config.hydra.sweeper._target_)).endswith(GRIDS):
+        if not (sweeper := str(config.hydra.sweeper._target_)).endswith(GRID):
             raise ConfigError(f"hydra/sweeper: {sweeper} is not used here. {SEARCHES}")
 
-    def __call__(self, batch: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
-        """Submits a batch of points, numbered from `first`; returns a JobReturn without a value for each."""
-        if wrong := too_many(first + len(batch)):  # before each is composed
-            raise ConfigError(f"{wrong}: divide it into several sweeps")
-        points = [self._requested(point, first + n, batch) for n, point in enumerate(batch)]
+    def __call__(self, batch: Sequence[Sequence[str]]) -> list[JobReturn]:
+        """Submits the points of a sweep; returns a JobReturn without a value for each."""
+        points = [self._requested(point, number, batch) for number, point in enumerate(batch)]
         prepared = prepare_sweep(points, self._command.words)
-        self._submit(prepared, points[0].config, first)
+        self._submit(prepared, points[0].config)
         completed = JobStatus.COMPLETED
         return [JobReturn(list(prepared.points[index].overrides), status=completed) for index in prepared.order]
 
@@ -75,20 +72,18 @@ class Multirun:
         self._submit(prepare_search(points, space, self._command.words), points[0].config)
         return []
 
-    def _submit(self, prepared: PreparedSweep, config: Config, first: int = 0) -> None:
-        # first: number of the batch's first point; what concerns all batches is done with the first one
+    def _submit(self, prepared: PreparedSweep, config: Config) -> None:
         alone = ("the sweep has one point: several come from KEY=A,B",) if len(prepared.manifest.points) == 1 else ()
-        for note in (*alone, *prepared.notes) if not first else ():
+        for note in (*alone, *prepared.notes):
             print(f"note: {note}", file=sys.stderr)
         if config.dry_run:
             show(prepared)
             return
-        if not first and config.submit:
+        if config.submit:
             self._ask(prepared, config.confirm_above)
         submitted = submit_sweep(prepared, by_hand=not config.submit)
-        if submitted.commands or not first:
-            print_submitted(prepared, submitted)
-        if submitted.is_partial and not first:
+        print_submitted(prepared, submitted)
+        if submitted.is_partial:
             self._command.codes.append(FAILED)
         here = not any(plan.queued for plan in prepared.plans.values())  # also if all its points are over
         if here if config.wait is None else config.wait:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from launcher.config.overrides import element
 from launcher.errors import DECLINED, LauncherError
 from launcher.errors import program as program
-from launcher.formatting import clean, format_size, format_time, number, one_line, plural, ranges
+from launcher.formatting import clean, flat, format_size, format_time, number, one_line, plural, ranges
 from launcher.runs import directory
 from launcher.runs.directory import Run
 from launcher.runs.events import Fault
@@ -168,14 +168,6 @@ def no_pilot(sweep: Sweep) -> str:
     return f"no pilot runs, and more points may be chosen\nnext  {program()} sweep throttle {sweep.id} {pilots}"
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flattens nested metrics: the names become dotted, such as `test.accuracy`."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
-
-
 def metric_text(value: Any) -> str:
     return "-" if value is None else f"{value:.5g}" if isinstance(value, float) else cut(str(value), LONGEST_CELL)
 
@@ -188,7 +180,7 @@ def outcome(seen: RunStatus) -> str:
     """Returns the text that ends a command which has followed a run: its metrics, or its traceback and cause."""
     lines = []
     if seen.state.value == "done":
-        metrics = seen.run.result() or {}
+        metrics = flat(seen.run.result() or {})
         lines.append(f"{seen.run.id} is done")
         width = max(map(len, metrics), default=0)
         for key, value in metrics.items():

@@ -83,7 +83,9 @@ class Rate:
         return None if rate is None else max(0.0, total - self._seen[-1][1]) / rate
 
 
-def _left(seconds: float | None) -> list[str]:
+def time_left(rate: Rate, total: float) -> list[str]:
+    """Returns `4m left` in a list, which is empty if that is not known."""
+    seconds = rate.left(total)
     return [f"{brief(seconds)} left"] if seconds else []
 
 
@@ -97,19 +99,14 @@ def of_training(progress: Progress, rate: Rate) -> str:
     others = [f"{key} {number(value, 3) if isinstance(value, float) else value}" for key, value in values.items()]
     total = progress.total
     done = f"{progress.step}/{total}" if total > 0 else f"{progress.step}"
-    return "  ".join([done, *filter(None, [pace]), *samples, *(_left(rate.left(total)) if total > 0 else ()), *others])
-
-
-def of_sweep(words: str, rate: Rate, total: int) -> str:
-    """Formats the progress of a sweep: `3/15 done, 2 running, 10 queued  4m left`."""
-    return "  ".join([words, *_left(rate.left(total))])
+    return "  ".join([done, *filter(None, [pace]), *samples, *(time_left(rate, total) if total > 0 else ()), *others])
 
 
 def of_download(done: int, total: int, rate: Rate) -> str:
     """Formats the progress of a download: `3.2 MiB of 9.9 MiB  1.1 MiB/s  6s left`. Sizes are in bytes."""
     speed = rate.per_second
     pace = [] if speed is None else [f"{long_size(speed)}/s"]
-    return "  ".join([f"{long_size(done)} of {long_size(total)}", *pace, *_left(rate.left(total))])
+    return "  ".join([f"{long_size(done)} of {long_size(total)}", *pace, *time_left(rate, total)])
 
 
 # -- How far a run is: steps, rate, time left and checkpoints, from its events
@@ -332,12 +329,3 @@ def shown(stream: TextIO | None = None, *, every: float | None = EVERY, keep: bo
     bars = Bars(stream, keep=keep)
     with bars.bars:
         yield bars
-
-
-def bar(stream: TextIO, done: float, total: float) -> None:
-    if on_terminal(stream):
-        from rich.console import Console
-        from rich.progress_bar import ProgressBar
-
-        console = Console(file=raw(stream))
-        console.print(ProgressBar(total=max(total, 1), completed=min(done, total), width=60), "")

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.cli.output import cause
-from launcher.formatting import rough_size
+from launcher.formatting import flat, rough_size
 from launcher.monitoring.run_status import JobMonitor, all_statuses
 from launcher.monitoring.sweep_status import point_statuses
 from launcher.reports import page
@@ -62,7 +62,8 @@ def _sweep(sweep: Sweep) -> Page:
     manifest, points = sweep.manifest(), []
     for seen in point_statuses(sweep, JobMonitor()):
         run = seen.point.run
-        data = RunData(run.id, str(run.path), seen.state, None, {}, result=run.result()) if run.attempts() else None
+        metrics = flat(run.result() or {})
+        data = RunData(run.id, str(run.path), seen.state, None, {}, result=metrics) if run.attempts() else None
         overrides = tuple(map(redact_override, seen.point.overrides))
         points.append(SweepPoint(str(seen.point.index), overrides, seen.state, data))
     # The events of thousands of points would not fit into memory.

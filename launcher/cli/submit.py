@@ -51,7 +51,6 @@ FULL_ERROR = "HYDRA_FULL_ERROR"
 ESTIMATE_TIMEOUT = 2.0  # seconds for one query about the start of a run that was submitted
 YES = "--yes"
 SCRIPT_ARGUMENTS = "; arguments of {} follow `--`"
-SWEEPERS = ("launcher", "basic")  # values of hydra/sweeper: our grid, and Hydra's
 
 
 @dataclass
@@ -102,7 +101,7 @@ def with_program_arguments(words: list[str]) -> list[str]:
 
 
 def _require_grid(words: Sequence[str]) -> None:
-    wrong = [word for word in words if key_of(word) == "hydra/sweeper" and word.split("=")[-1] not in SWEEPERS]
+    wrong = [word for word in words if key_of(word) == "hydra/sweeper" and word.split("=")[-1] != "launcher"]
     if wrong:
         from launcher.cli.multirun import SEARCHES
 

@@ -21,24 +21,22 @@ from launcher.cli.output import (
     cause_of_point,
     confirm,
     cut,
-    flat,
     metric_text,
     no_pilot,
     print_columns,
     program,
     table,
 )
-from launcher.cli.progress import bar, elapsed
+from launcher.cli.progress import elapsed
 from launcher.errors import ConfigError, near
 from launcher.files.folder_checks import require_own
-from launcher.formatting import format_time, plural, ranges
+from launcher.formatting import flat, format_time, plural, ranges
 from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunState, or_damaged
 from launcher.monitoring.sweep_status import (
     WAITING,
     PointStatus,
     counts,
     live_pilots,
-    over,
     placed,
     point_statuses,
     summary,
@@ -164,7 +162,6 @@ def show_status(sweep: Sweep, *, everything: bool = False, as_json: bool = False
             values["search"] = {**vars(found), "best": of_best, "rungs": [vars(each) for each in found.rungs]}
         print(json.dumps({**values, "counts": counts(seen), "points": points}, indent=1))
         return 0
-    bar(sys.stdout, over(counts(seen)), len(seen))
     print(f"{sweep.id}: {summary(counts(seen))}")
     for line in described(*search) if search else ():
         print(line)

@@ -80,7 +80,7 @@ def _of_group(group: Sequence[Bound], devices: Mapping[str, Sequence[str]] | Non
     lines = textwrap.wrap(f"{hosts}: {first.node or 'its hardware is not known'}", WIDTH, subsequent_indent="  ")
     lines += textwrap.wrap(f"  the job may use CPUs {first.allowed}", WIDTH, subsequent_indent="    ")
     if first.unbound is not None:
-        lines += textwrap.wrap(f"  no rank is bound: {first.unbound.words}", WIDTH, subsequent_indent="    ")
+        lines += textwrap.wrap(f"  no rank is bound: {first.unbound.text}", WIDTH, subsequent_indent="    ")
     if first.numas:
         lines += ["", *_of_numas(first.numas, _of_ranks(first) if devices is None else devices)]
     shared = len(group) > 1

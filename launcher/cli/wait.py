@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from launcher.cli.output import cause_of_point, flat, metric_text, no_pilot, outcome, program
-from launcher.cli.progress import Rate, of_sweep, of_training, on_terminal, shown, timed, wait_until_readable
+from launcher.cli.output import cause_of_point, metric_text, no_pilot, outcome, program
+from launcher.cli.progress import Rate, of_training, on_terminal, shown, time_left, timed, wait_until_readable
 from launcher.errors import DONE, FAILED, INTERRUPTED, RESUME, LauncherError, UnavailableError
-from launcher.formatting import ranges
+from launcher.formatting import flat, ranges
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, status_of
 from launcher.monitoring.sweep_status import (
     WAITING,
@@ -276,8 +276,8 @@ def _follow_points(sweep: Sweep, points: Collection[int] | None) -> list[PointSt
                 numbers, polls, changed, starters = counts(seen), 0, time.monotonic(), 0
                 rate.add(time.monotonic(), over(numbers))
             # Of a search it is not known how many points there will be.
-            text = summary(numbers) if manifest.search else of_sweep(summary(numbers), rate, len(seen))
-            show.show(sweep.id, over(numbers), len(seen), text)
+            left = [] if manifest.search else time_left(rate, len(seen))
+            show.show(sweep.id, over(numbers), len(seen), "  ".join([summary(numbers), *left]))
             if all(each.over for each in seen):
                 if not manifest.search or not _chooses(sweep):
                     return seen

@@ -113,12 +113,7 @@ class PreflightThen(Code):
 
 
 class Unbound(Open):
-    text: str = ""  # why ranks are not bound, as part of a line; empty: an older version has written it
-    reason: str = ""  # of an older version: the reason in one word
-
-    @property
-    def words(self) -> str:
-        return self.text or self.reason.replace("_", " ")
+    text: str = ""  # why ranks are not bound, as part of a line
 
 
 class EndKind(str, Enum):

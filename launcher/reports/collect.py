@@ -13,7 +13,7 @@ from launcher.checkpoint import format as checkpoints
 from launcher.errors import RunError
 from launcher.files.json_types import misfit
 from launcher.files.retried_reads import read_json, unwrap
-from launcher.formatting import clean, long_size
+from launcher.formatting import clean, flat, long_size
 from launcher.monitoring.run_status import RunStatus
 from launcher.redaction import HIDDEN, is_secret, public
 from launcher.reports.timeline import Entry, Timeline, timeline
@@ -44,7 +44,7 @@ class RunData:
     timeline: Timeline = field(default_factory=lambda: Timeline((), ()))
     curves: tuple[Curve, ...] = ()  # the training's metrics over steps
     health: tuple[str, ...] = ()  # lines about preflight checks and unused GPUs
-    result: Mapping[str, Any] | None = None  # the metrics that rank 0 returned; None: it returned none
+    result: Mapping[str, Any] | None = None  # the metrics that rank 0 returned, by dotted name; None: it returned none
     fabric: FabricResults | None = None  # None: the run is no benchmark, or its results cannot be read
     checkpoints: tuple[checkpoints.Manifest, ...] = ()  # sorted by step
     offline: tuple[str, ...] = ()  # paths of folders that W&B has written without a server, oldest first
@@ -92,7 +92,8 @@ def collect(seen: RunStatus, cause: str | None) -> RunData:
         record=run.record(), attempts=attempts,
         timeline=timeline(journal_events(run), attempts, None if seen.state.over else now),
         curves=tuple(curves(events for _, events in attempts)),
-        health=tuple(line for _, events in attempts for line in remarks(events)), result=run.result(), fabric=fabric,
+        health=tuple(line for _, events in attempts for line in remarks(events)),
+        result=flat(run.result() or {}) or None, fabric=fabric,
         checkpoints=saved,
         offline=tuple(sorted(map(str, (run.path / "wandb").glob("offline-run-*")))), log=_log(run),
         notes=tuple(dict.fromkeys((*notes, *directory.problems(run, whole=True)))), seen=now,

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.formatting import clean, exact_time, long_size, si, si_unit, three_digits
 from launcher.formatting import number as number_text
@@ -31,10 +31,6 @@ from launcher.reports.collect import (
     varying,
 )
 from launcher.reports.timeline import Timeline
-
-if TYPE_CHECKING:
-    pass
-
 
 SERIES = 8  # number of colours in page.css
 DASHES = ("solid", "dot", "dash", "dashdot")

@@ -18,7 +18,7 @@ from launcher import __version__
 from launcher.errors import LauncherError
 from launcher.failures import messages
 from launcher.files import safe_io
-from launcher.formatting import clean, long_size, plural, si
+from launcher.formatting import clean, flat, long_size, plural, si
 from launcher.monitoring.sweep_status import LIVE, placed
 from launcher.plan import build
 from launcher.redaction import HIDDEN, is_secret, public
@@ -225,7 +225,7 @@ def training_section(run: RunData) -> Section | None:
 
 def ranks_section(run: RunData) -> Section | None:
     bound = next((found for _, events in reversed(run.attempts) if (found := latest_bindings(events))), [])
-    unbound = {f"ranks on {each.host} are not bound to cores: {each.unbound.words}": None
+    unbound = {f"ranks on {each.host} are not bound to cores: {each.unbound.text}": None
                for each in bound if each.unbound}  # fmt: skip
     notes = [*run.health, *filter(None, [differing_bindings(bound), *unbound])]
     if not notes and not bound:
@@ -245,7 +245,7 @@ def ranks_section(run: RunData) -> Section | None:
 def result_section(run: RunData) -> Section | None:
     if not run.result:
         return None
-    found = ((str(key), value, finite(value)) for key, value in run.result.items())
+    found = ((key, value, finite(value)) for key, value in run.result.items())
     rows = [(key, value_text(value if number is None else number)) for key, value, number in found]
     return Section("Result", tables=[Table(("metric", "value"), rows, frozenset({0, 1}))], folded=len(rows) > 25)
 
@@ -276,21 +276,9 @@ def output_section(run: RunData, *, folded: bool) -> Section | None:
     return Section("Last lines of output", log=run.log, folded=folded) if run.log else None
 
 
-def flat_values(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns nested values by dotted key (`a.b.c`), below a prefix; those of secrets are replaced."""
-    if not isinstance(values, dict) or not values:
-        return {prefix: public(prefix.rpartition(".")[2], values)}
-    return {
-        key: each
-        for name, inner in values.items()
-        for key, each in flat_values(inner, f"{prefix}.{name}" if prefix else str(name)).items()
-    }
-
-
 def config_section(run: RunData) -> Section | None:
-    values = flat_values(dict(run.config))
     chosen = {override.lstrip("+~").partition("=")[0] for override in run.overrides}
-    rows = [(key, value_text(value)) for key, value in values.items()]
+    rows = [(key, value_text(public(key.rpartition(".")[2], value))) for key, value in flat(run.config).items()]
     marks = {number: "chosen" for number, (key, _) in enumerate(rows) if key in chosen}
     table = Table(("key", "value"), rows, frozenset({0, 1}), marks)
     return Section("Configuration", tables=[table], folded=True) if rows else None

@@ -16,7 +16,6 @@ from launcher.cli.progress import (
     Rate,
     RunBars,
     of_download,
-    of_sweep,
     of_training,
     on_terminal,
     shown,
@@ -80,9 +79,7 @@ def test_words_of_a_training(values: dict[str, Any], seen: list[tuple[float, flo
     assert of_training(event, rate_of(*seen)) == words
 
 
-def test_words_of_a_sweep_and_a_download() -> None:
-    assert of_sweep("3/15 done, 2 running", rate_of((0, 1), (60, 3)), 15) == "3/15 done, 2 running  6m left"
-    assert of_sweep("3/15 done", Rate(), 15) == "3/15 done"
+def test_words_of_a_download() -> None:
     assert of_download(3_200_000, 9_900_000, rate_of((0, 0), (2, 3_200_000))) == (
         "3.1 MiB of 9.4 MiB  1.5 MiB/s  4s left"
     )  # fmt: skip

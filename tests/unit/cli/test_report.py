@@ -35,9 +35,9 @@ def test_where_a_browser_has_a_screen(environ: dict[str, str], platform: str, th
 def test_of_a_sweep_only_the_events_of_points_with_curves_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sweep = make_sweep(tmp_path, 4, objective=("accuracy",), array=None)
+    sweep = make_sweep(tmp_path, 4, objective=("test.accuracy",), array=None)
     for index, accuracy in enumerate((0.5, 0.9, 0.7)):
-        end(sweep.run(index), 0, metrics={"accuracy": accuracy})
+        end(sweep.run(index), 0, metrics={"test": {"accuracy": accuracy}})
         for step in (1, 2):
             progress = Progress(step=step, total=2, values={"loss": 1 / (index + step)})
             event_files.append(sweep.run(index).attempts()[0].events_file("rank-0"), progress)

@@ -259,7 +259,7 @@ def test_another_hydra_app_is_no_command_line_of_ours() -> None:
         """Of another app."""
 
     context = HydraContext(config_loader=Mock(), callbacks=Mock())
-    config = OmegaConf.create({"hydra": {"sweeper": {"_target_": "BasicSweeper"}}})
+    config = OmegaConf.create({"hydra": {"sweeper": {"_target_": "PointSweeper"}}})
     with pytest.raises(ConfigError, match="hydra/launcher=launcher submits runs of the launcher's own command"):
         PointLauncher().setup(hydra_context=context, task_function=task, config=config)
     ours = PointLauncher()

@@ -243,7 +243,7 @@ def test_space_is_judged(space: tuple[str, int, int | None], queued: bool, level
     [
         (((), 0.0, 0.1), OK),
         (((), 90.0, 0.1), WARNING),
-        (((("lockf lock", "No locks available"),), 0.0, 0.1), WARNING),
+        (((("flock", "No locks available"),), 0.0, 0.1), WARNING),
         (((("flock", "No locks"), ("links", "Operation not permitted")), 0.0, 0.1), PROBLEM),
     ],
 )
