@@ -29,6 +29,10 @@ def one_line(text: str) -> str:
     return clean(text.replace("\n", " ").replace("\t", " "))
 
 
+def cut(line: str, width: int) -> str:
+    return line if len(line) <= width else f"{line[: width - 3]}..."
+
+
 # -- Formats sizes, times, numbers and lists of numbers. `units` parses what users write
 
 

@@ -14,9 +14,9 @@ from typing import Any
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.folder import best_of, newest_first
 from launcher.checkpoint.format import Manifest
-from launcher.cli.output import WIDTH, cut, print_columns
+from launcher.cli.output import WIDTH, print_columns
 from launcher.errors import FAILED, ConfigError, near
-from launcher.formatting import brief, flat, long_size, plural
+from launcher.formatting import brief, cut, flat, long_size, plural
 from launcher.plan.plan import JobPlan
 from launcher.runs import user_checkpoints
 from launcher.runs.directory import require_private

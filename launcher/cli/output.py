@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from launcher.config.overrides import element
 from launcher.errors import DECLINED, LauncherError
 from launcher.errors import program as program
-from launcher.formatting import clean, flat, format_size, format_time, number, one_line, plural, ranges
+from launcher.formatting import clean, cut, flat, format_size, format_time, number, one_line, plural, ranges
 from launcher.runs import directory
-from launcher.runs.directory import Run
+from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Fault
 
 if TYPE_CHECKING:
@@ -141,10 +141,9 @@ def ending(seen: RunStatus) -> tuple[str | None, dict[str, str | None]]:
     """
     from launcher.diagnose.verdict import classify, evidence_of, evidence_of_attempt
 
-    again = seen.state.value == "queued" and seen.history.attempt is not None
-    if again:
-        attempt = seen.run.attempts()[-1]
-        evidence = evidence_of_attempt(seen, attempt, None, None, seen.history.events_of(attempt))
+    if seen.state.value == "queued" and seen.history.attempt is not None:
+        attempt = Attempt(seen.run, seen.history.attempt)
+        evidence = evidence_of_attempt(seen, attempt, None, None, seen.history.events)
     else:
         evidence = evidence_of(seen)
     found = classify(evidence)
@@ -170,10 +169,6 @@ def no_pilot(sweep: Sweep) -> str:
 
 def metric_text(value: Any) -> str:
     return "-" if value is None else f"{value:.5g}" if isinstance(value, float) else cut(str(value), LONGEST_CELL)
-
-
-def cut(line: str, width: int) -> str:
-    return line if len(line) <= width else f"{line[: width - 3]}..."
 
 
 def outcome(seen: RunStatus) -> str:

@@ -21,12 +21,12 @@ from typing import Any
 
 from launcher.cli.cleanup import Orphan, Orphans, in_batches, short_job
 from launcher.cli.commands import remote_profiles
-from launcher.cli.output import WIDTH, cause, cut, ending, print_columns, print_unreadable, program, table
+from launcher.cli.output import WIDTH, cause, ending, print_columns, print_unreadable, program, table
 from launcher.cli.progress import on_terminal, progress_of, timed, wait_until_readable
 from launcher.cli.ssh_forward import RemoteRows
 from launcher.errors import ConfigError, RunError
 from launcher.failures.messages import of_restored
-from launcher.formatting import brief, format_time, one_line, raw
+from launcher.formatting import brief, cut, format_time, one_line, raw
 from launcher.monitoring.run_status import DAMAGE, DamagedRun, JobMonitor, RunState, RunStatus, or_damaged
 from launcher.monitoring.sweep_status import DAMAGED, LIVE, WAITING, counts, done, not_begun, point_statuses, summary
 from launcher.paths import default_runs_dir

@@ -20,7 +20,6 @@ from launcher.cli.output import (
     WIDTH,
     cause_of_point,
     confirm,
-    cut,
     metric_text,
     no_pilot,
     print_columns,
@@ -30,7 +29,7 @@ from launcher.cli.output import (
 from launcher.cli.progress import elapsed
 from launcher.errors import ConfigError, near
 from launcher.files.folder_checks import require_own
-from launcher.formatting import flat, format_time, plural, ranges
+from launcher.formatting import cut, flat, format_time, plural, ranges
 from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunState, or_damaged
 from launcher.monitoring.sweep_status import (
     WAITING,
@@ -209,8 +208,8 @@ def points_table(shown: Sequence[PointStatus], keys: Sequence[str]) -> list[str]
     if not shown:
         return []
     rows = [("POINT", "STATE", "STEP", "ELAPSED", "VALUES")]
-    for each in shown:
-        values = row(each)
+    found = [row(each) for each in shown]
+    for each, values in zip(shown, found, strict=True):
         rows.append((
             str(each.point.index), each.state,
             "-" if values["step"] is None else f"{values['step']}" + (f"/{values['steps']}" if values["steps"] else ""),
@@ -218,10 +217,10 @@ def points_table(shown: Sequence[PointStatus], keys: Sequence[str]) -> list[str]
             label(each.point.overrides, keys) or "-",
         ))  # fmt: skip
     lines, indent = [], max(len(number) for number, *_ in rows) + 2
-    for (line,), point in zip(table(rows), (None, *shown), strict=True):
+    for (line,), values in zip(table(rows), (None, *found), strict=True):
         lines.append(cut(line, WIDTH))
-        if point is not None and (cause := cause_of_point(point)):
-            lines += indented(cause, indent)
+        if values is not None and values["cause"]:
+            lines += indented(values["cause"], indent)
     return lines
 
 

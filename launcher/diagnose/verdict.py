@@ -28,7 +28,7 @@ from typing import Any
 from launcher import errors
 from launcher.failures import error_patterns, messages, tracebacks
 from launcher.failures.codes import EndKind, FaultCode, NextReason, StopReason
-from launcher.formatting import plural, rough_size
+from launcher.formatting import cut, plural, rough_size
 from launcher.monitoring.run_status import JobStatus, RunState, RunStatus
 from launcher.plan.plan import JobPlan
 from launcher.runs import events as kinds
@@ -39,6 +39,7 @@ from launcher.schedulers import pending, registry
 from launcher.schedulers.base import JobExecution, Queue, Scheduler
 from launcher.submission.render import setup_lines
 
+LONGEST = 1000  # characters of a cause, or of a line of output: programs print lines of any length
 NEAR_LIMIT = 0.9  # a killed process that used more than this fraction of its memory limit was probably killed for it
 GIVEN_UP = {NextReason.NO_PROGRESS, NextReason.MAX_ATTEMPTS}
 LEFT = {FaultCode.EXITED, FaultCode.RETURNED_EARLY, FaultCode.NO_RETRY, FaultCode.LEFT}
@@ -152,9 +153,10 @@ class Verdict:
 
 def classify(seen: Evidence) -> Verdict:
     found = _classify(seen)
-    if found.kind is not EndKind.NO_GPU or found.cause is None or seen.gpus is None:
-        return found
-    return replace(found, cause=f"{found.cause}; it asked for {plural(seen.gpus, 'GPU')} a node (gpus_per_node)")
+    cause = None if found.cause is None else cut(found.cause, LONGEST)
+    if found.kind is EndKind.NO_GPU and cause is not None and seen.gpus is not None:
+        cause += f"; it asked for {plural(seen.gpus, 'GPU')} a node (gpus_per_node)"
+    return replace(found, cause=cause, sign=cut(found.sign, LONGEST))
 
 
 def _classify(seen: Evidence) -> Verdict:

@@ -109,15 +109,15 @@ def test_one_thing_is_told_and_nothing_else(say: Say, line: str, shown: list[str
         ("help cluster=child", "there is no cluster=slrum. Did you mean slurm?"),
     ],
 )
-def test_a_path_is_not_broken_at_its_hyphens(say: Say) -> None:
-    assert "docs/job-script.md" in say("help", "cluster.template")
-
-
 def test_a_name_that_there_is_not(say: Say, tmp_path: Path, line: str, problem: str) -> None:
     (tmp_path / "config" / "cluster").mkdir(parents=True)
     (tmp_path / "config" / "cluster" / "mine.yaml").write_text("defaults: [slurm, _self_\n")
     (tmp_path / "config" / "cluster" / "child.yaml").write_text("defaults: [slrum, _self_]\n")
     assert problem in say(*line.split(), code=2)
+
+
+def test_a_path_is_not_broken_at_its_hyphens(say: Say) -> None:
+    assert "docs/job-script.md" in say("help", "cluster.template")
 
 
 def test_a_profile_of_the_users_own_has_its_values(say: Say, tmp_path: Path) -> None:

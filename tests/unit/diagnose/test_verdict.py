@@ -62,6 +62,14 @@ def lines(*text: str) -> tuple[pending.Notice, ...]:
     return pending.find(text, [*SLURM, *PBS])
 
 
+def test_a_cause_is_no_longer_than_somebody_reads() -> None:
+    line = f"MemoryError: {'x' * 60_000}"
+    for evidence in (failed(raised(line)), failed(output=(line,))):
+        found = classify(evidence)
+        assert found.kind is EndKind.OUT_OF_MEMORY
+        assert len(found.cause or "") == 1000 and len(found.sign) <= 1000
+
+
 # -- what the script and whoever waits for the tasks have noted
 
 TOLD = StopRequested(signal="SIGTERM", host="n1")
