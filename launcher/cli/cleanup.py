@@ -92,30 +92,34 @@ def survey(runs_dir: Path, live: JobMonitor) -> list[Old]:
     """
     runs, sweeps = lookup.all_runs(runs_dir), lookup.all_sweeps(runs_dir)
     found: list[Old] = []
+    damaged: list[DamagedRun] = []
     users: list[User] = []
     pilots: dict[Path, list[Path]] = {}  # by sweep; without one of them the sweep would begin again at its number
     for each in in_batches(runs, live):
         if isinstance(each, DamagedRun):
-            found.append(Old(each.run.path, frozenset(), None, error=each.message))
+            damaged.append(each)
             continue
         users += [] if each.state.over else [(each.run.id, named_by(each.plan))]
         if each.plan.independent and (sweep := Sweep(Path(each.plan.workload.params["kwargs"]["sweep"]))).recorded():
             pilots.setdefault(sweep.path, []).append(each.run.path)
             continue
         old = or_damaged(each.run, partial(_of_run, each))
-        found.append(old if isinstance(old, Old) else Old(each.run.path, frozenset(), None, error=old.message))
+        (found if isinstance(old, Old) else damaged).append(old)  # type: ignore[arg-type]
     for sweep in sweeps:
-        made = or_damaged(Run(sweep.path), lambda sweep=sweep: _of_sweep(sweep, live))  # type: ignore[misc]
+        made = or_damaged(Run(sweep.path), partial(_of_sweep, sweep, live))
         if isinstance(made, DamagedRun):
-            found.append(Old(sweep.path, frozenset(), None, error=made.message))
+            damaged.append(made)
             continue
         found.append(replace(made[0], pilots=tuple(pilots.get(sweep.path, ()))))
         users += made[1]
+    found += [Old(each.run.path, frozenset(), None, error=each.message) for each in damaged]
+    unread = [f"{each.run.id} (cannot be read now)" for each in damaged if each.is_transient]  # each may need any
     paths = {each.path for each in found}
     needed = needs(users, paths)
     waiting = [[] if old.error else _waiting_for(old.path, live, paths) for old in found]
     found = [
-        replace(old, needed_by=(*needed.get(old.path, ()), *more)) for old, more in zip(found, waiting, strict=True)
+        replace(old, needed_by=(*needed.get(old.path, ()), *more, *unread))
+        for old, more in zip(found, waiting, strict=True)
     ]
     return sorted(found, key=lambda each: each.last_active or 0.0)
 

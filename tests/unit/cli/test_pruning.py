@@ -282,6 +282,17 @@ def test_who_waits_and_cannot_be_read_now_may_need_it(
     assert cleanup.remove(found, tmp_path, time.time() - 30 * DAY, ["done"], JobMonitor()) == "b needs it"
 
 
+def test_a_run_that_cannot_be_read_now_may_need_any_other(
+    make: Callable[..., Run], server: FileServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needed = make("a")
+    params = {**HERE.workload.params, "baseline": f"{needed.path}/results.json"}
+    user = make("b", None, with_fields(HERE, workload={"params": params}))
+    server.fail(user.path / "record.json", number=errno.EIO)
+    assert "a is kept: b (cannot be read now) needs it" in pruned(capsys, "--delete")
+    assert needed.path.exists()
+
+
 def test_a_removal_that_was_interrupted_is_finished_by_the_next_one(
     make: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
