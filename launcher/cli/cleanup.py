@@ -57,7 +57,7 @@ REMOVED = ".removed-"  # prefix that a directory gets before its files are delet
 
 
 @dataclass(frozen=True)
-class Old:
+class PruneCandidate:
     path: Path
     states: frozenset[str]  # the run's state, or the states of the sweep's points; `damaged` and `unknown` are possible
     last_active: float | None  # time of the newest event, in seconds since the epoch; None: not known
@@ -70,7 +70,7 @@ class Old:
         return self.path.name
 
 
-def reason_to_keep(old: Old, before: float, states: Collection[str]) -> str | None:
+def reason_to_keep(old: PruneCandidate, before: float, states: Collection[str]) -> str | None:
     """Returns why a run or sweep is kept, by this module's table, or None; before: seconds since the epoch."""
     if old.error or DAMAGED in old.states or not old.states:
         return old.error or "it cannot be read"
@@ -85,13 +85,13 @@ def reason_to_keep(old: Old, before: float, states: Collection[str]) -> str | No
     return None if old.last_active < before else "it is younger"
 
 
-def survey(runs_dir: Path, live: JobMonitor) -> list[Old]:
+def survey(runs_dir: Path, live: JobMonitor) -> list[PruneCandidate]:
     """Returns all runs and sweeps in a folder, links included, the longest inactive first.
 
     live: queries the schedulers; not one that shares replies of other commands, since a deletion depends on it.
     """
     runs, sweeps = lookup.all_runs(runs_dir), lookup.all_sweeps(runs_dir)
-    found: list[Old] = []
+    found: list[PruneCandidate] = []
     damaged: list[DamagedRun] = []
     users: list[User] = []
     pilots: dict[Path, list[Path]] = {}  # by sweep; without one of them the sweep would begin again at its number
@@ -104,7 +104,7 @@ def survey(runs_dir: Path, live: JobMonitor) -> list[Old]:
             pilots.setdefault(sweep.path, []).append(each.run.path)
             continue
         old = or_damaged(each.run, partial(_of_run, each))
-        (found if isinstance(old, Old) else damaged).append(old)  # type: ignore[arg-type]
+        (found if isinstance(old, PruneCandidate) else damaged).append(old)  # type: ignore[arg-type]
     for sweep in sweeps:
         made = or_damaged(Run(sweep.path), partial(_of_sweep, sweep, live))
         if isinstance(made, DamagedRun):
@@ -112,7 +112,7 @@ def survey(runs_dir: Path, live: JobMonitor) -> list[Old]:
             continue
         found.append(replace(made[0], pilots=tuple(pilots.get(sweep.path, ()))))
         users += made[1]
-    found += [Old(each.run.path, frozenset(), None, error=each.message) for each in damaged]
+    found += [PruneCandidate(each.run.path, frozenset(), None, error=each.message) for each in damaged]
     unread = [f"{each.run.id} (cannot be read now)" for each in damaged if each.is_transient]  # each may need any
     paths = {each.path for each in found}
     needed = needs(users, paths)
@@ -181,8 +181,8 @@ def needs(users: Iterable[User], folders: Collection[Path]) -> dict[Path, list[s
     return {folder: list(names) for folder, names in found.items()}
 
 
-def _of_run(seen: RunStatus) -> Old:
-    return Old(seen.run.path, frozenset({seen.state.value}), _last_active(seen.run, seen.history) or None)
+def _of_run(seen: RunStatus) -> PruneCandidate:
+    return PruneCandidate(seen.run.path, frozenset({seen.state.value}), _last_active(seen.run, seen.history) or None)
 
 
 def _last_active(run: Run, history: RunHistory) -> float:
@@ -191,11 +191,11 @@ def _last_active(run: Run, history: RunHistory) -> float:
     return history.moved if age is None else max(history.moved, time.time() - age)
 
 
-def _of_sweep(sweep: Sweep, live: JobMonitor) -> tuple[Old, list[User]]:
+def _of_sweep(sweep: Sweep, live: JobMonitor) -> tuple[PruneCandidate, list[User]]:
     seen = point_statuses(sweep, live)
     active = [_last_active(each.point.run, read_history(each.point.run)) for each in seen if each.point.run.recorded()]
     unfinished = [each.point.run for each in seen if not each.over and each.point.run.recorded()]
-    old = Old(sweep.path, frozenset(counts(seen)), max(active, default=0.0) or None)
+    old = PruneCandidate(sweep.path, frozenset(counts(seen)), max(active, default=0.0) or None)
     return old, [(run.id, named_by(run.plan())) for run in unfinished]
 
 
@@ -208,7 +208,7 @@ def size_of(*folders: Path) -> int:
     return total
 
 
-def remove(old: Old, runs_dir: Path, before: float, states: Collection[str], live: JobMonitor) -> str | None:
+def remove(old: PruneCandidate, runs_dir: Path, before: float, states: Collection[str], live: JobMonitor) -> str | None:
     """Checks what `survey` found once more, with its submission lock, and removes it and a link to it in runs_dir.
 
     Returns why it was kept; None: it was removed. Raises OSError: it is gone, but not all of its files; `finish` tries
@@ -262,7 +262,7 @@ def _delete(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def _refreshed(old: Old, live: JobMonitor) -> Old:
+def _refreshed(old: PruneCandidate, live: JobMonitor) -> PruneCandidate:
     # `needed_by` keeps its ids, and gains those of runs that wait for it now
     path = old.path
     try:
@@ -271,7 +271,7 @@ def _refreshed(old: Old, live: JobMonitor) -> Old:
             now, pilots=old.pilots, needed_by=tuple(dict.fromkeys([*old.needed_by, *_waiting_for(path, live)]))
         )
     except run_status.DAMAGE as error:
-        return Old(path, frozenset(), None, error=str(error))
+        return PruneCandidate(path, frozenset(), None, error=str(error))
 
 
 def prune(arguments: Namespace) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from launcher.cli import cleanup, commands
-from launcher.cli.cleanup import Old, named_by, needs, reason_to_keep
+from launcher.cli.cleanup import PruneCandidate, named_by, needs, reason_to_keep
 from launcher.errors import ConfigError
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import JobMonitor
@@ -33,8 +33,8 @@ OLD = time.time() - 40 * DAY
 HERE = plan_of(cluster={"scheduler": "local"})
 
 
-def old(*states: str, **fields: Any) -> Old:
-    return Old(Path("/runs/a"), frozenset(states), **{"last_active": 100.0, **fields})
+def old(*states: str, **fields: Any) -> PruneCandidate:
+    return PruneCandidate(Path("/runs/a"), frozenset(states), **{"last_active": 100.0, **fields})
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def old(*states: str, **fields: Any) -> Old:
         (old("done", last_active=None), ("done",), "its age is not known"),
     ],
 )
-def test_why_a_run_is_kept(found: Old, states: tuple[str, ...], why: str | None) -> None:
+def test_why_a_run_is_kept(found: PruneCandidate, states: tuple[str, ...], why: str | None) -> None:
     assert reason_to_keep(found, 200.0, states) == why
 
 
