@@ -182,7 +182,7 @@ def findings_of(
     same, followed, others, log = list[int](), list[int](), dict[int, str](), list[str]()
     stacks: list[dict[str, Any]] = []
     if attempt is not None and rank is not None:
-        errors = _errors(attempt, rank)
+        errors = [line for path in rank_logs(attempt, rank, ("err",)) for line in tail(path)]
         if not trace and fault.code in known.LEFT:  # a program of the user
             trace = tracebacks.last_traceback(errors)
         first_error = trace.splitlines()[-1].strip() if trace else fault.error or ""
@@ -286,10 +286,6 @@ def _log(attempt: Attempt, rank: int, trace: str) -> list[str]:
         lines = tracebacks.before_traceback(lines) if trace else lines
         shown += [line for line in lines if line.strip()][-LAST_LINES:]
     return shown[-LAST_LINES:]
-
-
-def _errors(attempt: Attempt, rank: int) -> list[str]:
-    return [line for path in rank_logs(attempt, rank, ("err",)) for line in tail(path)]
 
 
 def _stacks(attempt: Attempt) -> list[dict[str, Any]]:

@@ -308,7 +308,7 @@ class Rows:
         over = number is not None  # they are written of a sweep that is over
         if number is None:
             number = counts(point_statuses(sweep, self._live))
-            over = not _unfinished(sweep, number)
+            over = number.keys().isdisjoint({*LIVE, WAITING}) and not chooses_more(sweep)
             if settled and over:
                 live_index.write_counts(self._folder, sweep.id, number)
         # The time is read only if it is needed, since that takes a look at every point.
@@ -370,10 +370,6 @@ def _last_active(sweep: Sweep) -> float | None:
             with contextlib.suppress(OSError):
                 newest = max(newest or 0.0, path.stat().st_mtime)
     return newest
-
-
-def _unfinished(sweep: Sweep, number: Mapping[str, int]) -> bool:
-    return any(state == WAITING or state in LIVE for state in number) or chooses_more(sweep)
 
 
 def _unreadable(each: DamagedRun) -> Row:

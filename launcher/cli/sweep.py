@@ -217,10 +217,9 @@ def points_table(shown: Sequence[PointStatus], keys: Sequence[str]) -> list[str]
             label(each.point.overrides, keys) or "-",
         ))  # fmt: skip
     lines, indent = [], max(len(number) for number, *_ in rows) + 2
-    for (line,), values in zip(table(rows), (None, *found), strict=True):
-        lines.append(cut(line, WIDTH))
-        if values is not None and values["cause"]:
-            lines += indented(values["cause"], indent)
+    causes = (None, *(values["cause"] for values in found))
+    for (line,), cause in zip(table(rows), causes, strict=True):
+        lines += [cut(line, WIDTH), *(indented(cause, indent) if cause else ())]
     return lines
 
 

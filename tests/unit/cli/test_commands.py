@@ -19,7 +19,7 @@ import pytest
 from launcher.cli import commands, status
 from launcher.cli.cleanup import short_job
 from launcher.cli.commands import ACTIONS
-from launcher.errors import ConfigError, LauncherError
+from launcher.errors import LauncherError
 from launcher.failures.codes import StopReason
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import RunState
@@ -385,8 +385,3 @@ def test_a_running_job_that_shows_no_sign_of_life_is_told(tmp_path: Path) -> Non
     assert status._remark(seen) is None
     os.utime(lease, (time.time() - 400,) * 2)
     assert "no heartbeat of its job for 00:06:4" in str(status._remark(seen))
-
-
-def test_a_command_that_is_gone_names_what_does_it() -> None:
-    with pytest.raises(ConfigError, match=r"open is gone: `.*launcher report RUN --open` does it"):
-        commands.main(["open", "latest"])

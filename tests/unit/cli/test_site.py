@@ -105,7 +105,6 @@ def test_the_command_writes_what_it_prints(
         (["show"], "`site show` needs the NAME of a profile"),
         (["list", "x"], "`site list` takes no name"),
         (["show", "x", "--force"], "--force goes with site init"),
-        (["check", "x"], "site check is gone: `python -m launcher doctor --cluster NAME` does it"),
         (["show", "pollaris"], "there is no profile 'pollaris'. Did you mean polaris"),
     ],
 )

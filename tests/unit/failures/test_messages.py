@@ -99,7 +99,7 @@ def test_of_many_agents_ten_are_named() -> None:
         ({"reason": StopReason.SIGNAL, "signal": "SIGTERM"}, "node1 was asked to stop by SIGTERM"),
         ({"reason": StopReason.SIGNAL, "rank": 3}, "asked to stop (rank 3 on node1)"),
         ({"reason": StopReason.WARNING_SIGNAL, "rank": 3}, "the scheduler's warning signal (rank 3 on node1)"),
-        ({"reason": StopReason.EXIT_75, "ranks": (3, 2)}, "ranks 2, 3 on node1 exited with code 75"),
+        ({"reason": StopReason.EXIT_75, "ranks": (3, 2)}, "ranks 2-3 on node1 exited with code 75"),
         ({"reason": StopReason.EXIT_75, "ranks": (3,)}, "rank 3 on node1 exited with code 75"),
         ({"reason": StopReason.NOT_IN_TIME}, "the ranks on node1 did not exit in time"),
         ({"reason": StopReason.KILLED, "exit_code": 137}, "all agents were killed (exit code 137)"),
