@@ -66,9 +66,9 @@ def _examine(found: Run, arguments: Namespace) -> tuple[int, list[str]]:
         following = dict(known.ended(seen))
         over = chosen in following
         if over:
-            examined = findings_of(seen, chosen, following[chosen], name=name, program=program())
+            examined = findings_of(seen, chosen, following[chosen], name)
     elif over and seen.state.value != "done":
-        examined = findings_of(seen, attempts[-1] if attempts else None, None, name=name, program=program())
+        examined = findings_of(seen, attempts[-1] if attempts else None, None, name)
     ended = known.verdicts(seen)
     code = DONE if over else FAILED
     if arguments.as_json:
@@ -78,7 +78,7 @@ def _examine(found: Run, arguments: Namespace) -> tuple[int, list[str]]:
         why = f": {each.verdict.cause}" if each.verdict.cause else ""
         lines += labelled(f"attempt {each.attempt.number}", f"{each.verdict.kind.value}{why}")
     lines += [""] if lines else []
-    return code, [*lines, *(_nothing(seen, program(), name) if examined is None else _of(seen, examined))]
+    return code, [*lines, *(_nothing(seen, name) if examined is None else _of(seen, examined))]
 
 
 def _as_dict(seen: RunStatus, examined: dict[str, Any] | None, ended: list[EndedAttempt]) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _as_dict(seen: RunStatus, examined: dict[str, Any] | None, ended: list[Ended
     }  # fmt: skip
 
 
-def _nothing(seen: RunStatus, program: str, name: str) -> Iterator[str]:
+def _nothing(seen: RunStatus, name: str) -> Iterator[str]:
     if seen.state.value == "done":
         yield f"{seen.run.id} is done: there is no cause to look for"
         for place, line in enumerate(restarts(seen.history.events), 1):
@@ -101,9 +101,8 @@ def _nothing(seen: RunStatus, program: str, name: str) -> Iterator[str]:
         for line in unused_gpu_lines(seen.history.events):
             yield from labelled("gpus", line)
         return
-    where = f"{program} why {name}" if seen.state.value == "queued" else f"{program} status {name}"
     yield f"{seen.run.id} is not over: it is {seen.state.value}" + (f" ({seen.job.text})" if seen.job.text else "")
-    yield f"see {where}"
+    yield f"see {program()} {'why' if seen.state.value == 'queued' else 'status'} {name}"
 
 
 def _of(seen: RunStatus, examined: Mapping[str, Any]) -> Iterator[str]:
@@ -159,13 +158,8 @@ def _of(seen: RunStatus, examined: Mapping[str, Any]) -> Iterator[str]:
 # -- What is found of an attempt
 
 
-def findings_of(
-    seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *, name: str, program: str
-) -> dict[str, Any]:
-    """Returns what `post-mortem --json` prints of an attempt (None: the run had none).
-
-    name, program: the run and the launcher's command, as they were typed.
-    """
+def findings_of(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, name: str) -> dict[str, Any]:
+    """Returns what `post-mortem --json` prints of an attempt (None: the run had none); name: the run, for commands."""
     events = seen.history.events_of(attempt) if attempt else []
     started = first(events, Started)
     pasts = known.job_executions(seen, (started.job if started else None) if attempt else seen.history.job_id)
@@ -194,7 +188,7 @@ def findings_of(
         stacks = _stacks(attempt)
     files = _files(seen, attempt, rank)
     case = Case(
-        name, program, seen.plan, verdict, evidence.memory, host,
+        name, program(), seen.plan, verdict, evidence.memory, host,
         saved=attempt is not None and has_saved(seen.plan, start_of(seen.run.attempts()[0])),
         fault=fault, log=files.get("its errors", ""), signal=evidence.job.signal, rerun=rerun(seen.run),
     )  # fmt: skip

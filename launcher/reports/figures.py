@@ -156,25 +156,29 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 LOG_FROM = 30.0  # from this ratio of the largest to the smallest loss on, the axis is logarithmic
 MOST_FIGURES = 12
+IN_COLOUR = 8  # at most so many runs in a figure have a colour of their own
 Named = Sequence[tuple[str, Sequence[Curve]]]  # name and curves of each run
 
 
-def training_figures(runs: Named, in_colour: int | None = None) -> list[Figure]:
-    """Returns a figure for each group of metrics; in_colour: so many runs have a colour and a name, others are grey."""
+def training_figures(runs: Named) -> tuple[list[Figure], str]:
+    """Returns a figure for each group of metrics, at most MOST_FIGURES, and a sentence about the others (maybe empty).
+
+    The first IN_COLOUR runs have a colour and a name, others are grey.
+    """
     names = list(dict.fromkeys(curve.name for _, curves in runs for curve in curves if len(curve.steps) > 1))
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(_group(name), []).append(name)
     order = [title for title, _, _ in GROUPS]
     titles = sorted(groups, key=lambda title: order.index(title) if title in order else len(order))
-    return [_training_figure(title, groups[title], runs, in_colour) for title in titles[:MOST_FIGURES]]
+    left = f"Without a figure: {', '.join(titles[MOST_FIGURES:])}." if len(titles) > MOST_FIGURES else ""
+    return [_training_figure(title, groups[title], runs) for title in titles[:MOST_FIGURES]], left
 
 
-def legend(runs: Named, in_colour: int | None = None) -> list[tuple[str, str]]:
+def legend(runs: Named) -> list[tuple[str, str]]:
     """Returns (colour, name) of what all `training_figures` share; empty for one run, whose figures have it."""
-    names = [name for name, curves in runs if any(len(curve.steps) > 1 for curve in curves)]
-    places = {name: place for place, (name, _) in enumerate(runs)}
-    return [(colour(places[name]), name) for name in names[:in_colour]] if len(runs) > 1 else []
+    drawn = [(place, name) for place, (name, curves) in enumerate(runs) if any(len(each.steps) > 1 for each in curves)]
+    return [(colour(place), name) for place, name in drawn if place < IN_COLOUR] if len(runs) > 1 else []
 
 
 def _group(name: str) -> str:
@@ -184,7 +188,7 @@ def _group(name: str) -> str:
     return name
 
 
-def _training_figure(title: str, names: Sequence[str], runs: Named, in_colour: int | None) -> Figure:
+def _training_figure(title: str, names: Sequence[str], runs: Named) -> Figure:
     traces: list[dict[str, Any]] = []
     shown = [
         (place, run, curve)
@@ -198,7 +202,7 @@ def _training_figure(title: str, names: Sequence[str], runs: Named, in_colour: i
         number = names.index(curve.name)
         label = " ".join([run] * (len(runs) > 1) + [curve.name] * (len(names) > 1 or len(runs) == 1))
         shade, dash = (place, number) if len(runs) > 1 else (number, 0)
-        if in_colour is not None and place >= in_colour:
+        if place >= IN_COLOUR:
             grey = {"width": 1, "mode": "lines", "opacity": 0.35, "showlegend": False, "hoverinfo": "skip"}
             traces.insert(0, line(label, curve.steps, curve.values, "--muted", **grey))
         else:

@@ -219,8 +219,8 @@ def traceback_section(run: RunData) -> Section | None:
 
 
 def training_section(run: RunData) -> Section | None:
-    figures = training_figures([(run.id, run.curves)])
-    return Section("Training", figures=figures) if figures else None
+    figures, left = training_figures([(run.id, run.curves)])
+    return Section("Training", left, figures=figures) if figures else None
 
 
 def ranks_section(run: RunData) -> Section | None:
@@ -394,7 +394,6 @@ def _measure(value: float | None, unit: str) -> str:
 
 
 MOST_CURVES = 40  # only the best so many points have training curves
-IN_COLOUR = 8  # only the best so many points have coloured curves
 FIRST_ROWS = 40  # rows of the table that is always open; a longer one with all rows is folded
 MOST_POINTS = 10_000  # rows of that table: of 100,000 points, the page would have 30 MB
 MOST_METRICS = 8  # columns of the table, in addition to the objective
@@ -436,10 +435,11 @@ def sweep_page(
     if search is not None:
         sections.insert(0, search_section(*search))
     named: Named = [(label(each.overrides, keys) or each.name, each.run.curves) for each in ranked if each.run]
-    if figures := training_figures(named[:MOST_CURVES], IN_COLOUR):
-        names = legend(named[:MOST_CURVES], IN_COLOUR)
-        note = f"The best {MOST_CURVES} of {len(named)} points." if len(named) > MOST_CURVES else ""
-        sections.append(Section("Training", note, legend=names, figures=figures))
+    figures, left = training_figures(named[:MOST_CURVES])
+    if figures:
+        best_of = f"The best {MOST_CURVES} of {len(named)} points." if len(named) > MOST_CURVES else ""
+        note = f"{best_of} {left}".strip()
+        sections.append(Section("Training", note, legend=legend(named[:MOST_CURVES]), figures=figures))
     first = RunData(name, path, "", None, {}, seen=seen)
     return Page(name, "Sweep", "", counted, facts, codes, sections, made(first))
 

@@ -261,6 +261,13 @@ def test_spare_nodes_have_no_ranks(tmp_path: Path) -> None:
     assert {("nodes", "3"), ("ranks", "8")} <= set(shown.facts)
 
 
+def test_metrics_without_a_figure_are_named(tmp_path: Path) -> None:
+    found = tuple(Curve(f"m{number}", (1, 2), (0.5, 0.7)) for number in range(14))
+    shown = page.run_page(dataclasses.replace(data_of(trained(tmp_path)), curves=found))
+    section = next(each for each in shown.sections if each.title == "Training")
+    assert (len(section.figures), section.note) == (12, "Without a figure: m12, m13.")
+
+
 def test_a_training_has_its_curves_and_a_benchmark_its_matrices(tmp_path: Path) -> None:
     shown = page.run_page(data_of(trained(tmp_path, results=p2p_results())))
     titles = [figure.title for figure in figures_of(shown)]
