@@ -24,7 +24,8 @@ def run(arguments: Namespace) -> int:
     if not isinstance(wanted, Run):
         raise NoRunError(f"{wanted.id} is a sweep: name one of its points ({wanted.id}/0); `sweep status` lists them")
     ranks, attempt = arguments.rank, arguments.attempt
-    _require(wanted, ranks, attempt)
+    if not arguments.follow or wanted.attempts():
+        _require(wanted, ranks, attempt)
     if len(ranks) == 1:
         return _show(wanted, OneRank(wanted, ranks[0], attempt), arguments)
     return _show(wanted, Stream(wanted, attempt=attempt, ranks=ranks), arguments)

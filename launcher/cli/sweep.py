@@ -296,7 +296,7 @@ def order_of(sort: str | None, reverse: bool, manifest: SweepManifest, known: Se
     if sort is None:
         return Order(first, (manifest.best_is == "max") != reverse)
     if sort not in known:
-        hint = f"{near(sort, known)} Known: {', '.join(known)}" if known else " No point has any yet"
+        hint = f"{near(sort, known)} Known: {', '.join(known)}" if known else " No point has returned any"
         raise ConfigError(f"--sort {sort}: no point has such a metric.{hint}")
     return Order(sort, (sort == first and manifest.best_is == "max") != reverse)
 

@@ -54,7 +54,9 @@ def run(arguments: Namespace) -> int:
     if isinstance(found, Sweep):
         return follow_sweep(found)
     if (sweep := sweep_of(found)) and not_begun(found):
-        return follow_sweep(sweep, [int(found.path.name)])
+        code = follow_sweep(sweep, [int(found.path.name)])
+        if code == INTERRUPTED or not_begun(found):
+            return code
     return follow_to_end(found, foreground=False, output=not arguments.quiet)
 
 

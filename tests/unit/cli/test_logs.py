@@ -95,7 +95,7 @@ def test_what_is_not_there(run: Run, words: list[str], problem: str) -> None:
         commands.main(["logs", "a", *words])
 
 
-@pytest.mark.parametrize("words", [(), ("-f",)])
+@pytest.mark.parametrize("words", [(), ("-f",), ("-f", "--rank", "3")])
 def test_a_run_that_has_not_started_is_told_as_such(
     run: Run, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -194,6 +195,22 @@ def test_a_runner_that_was_killed_is_sent_again_but_not_for_ever(
     assert wait.follow_sweep(sweep) == 1
     assert sent == [sweep] * wait.MAX_STARTERS
     assert f"points 0-1 do not start: see {sweep.path}/points.log" in capsys.readouterr().out
+
+
+def test_a_point_that_has_not_begun_is_waited_for_and_then_shown_like_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = make_sweep(tmp_path, 2, array=None)
+    sweep.request_local([1], restart=False)
+
+    def start(sweep: Sweep) -> None:
+        sweep.run(1).journal(kinds.ProcessStarted(pid=1, start=1, host="node1"))
+        end(sweep.run(1), 93, job="7")
+        (sweep.run(1).path / "output-7.log").write_text("[0] hello\n")
+
+    monkeypatch.setattr("launcher.sweeps.submit.start_local_runner", start)
+    assert wait.run(Namespace(name="lr-1/1", runs_dir=tmp_path, quiet=False)) == 93
+    assert "[0] hello\n" in capsys.readouterr().out
 
 
 def test_who_is_at_work_is_asked_without_being_in_the_way(tmp_path: Path) -> None:
