@@ -752,7 +752,7 @@ def test_the_events_of_each_attempt_are_read_once(
     assert read == [0, 1]
     if seen.state.over:
         read.clear()
-        post_mortem.findings_of(seen, run.attempts()[-1], None, name="a", program="launcher")
+        post_mortem.findings_of(seen, run.attempts()[-1], None, "a")
         assert read == []
 
 

@@ -152,8 +152,8 @@ def checks_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "function", parsed_only)
 
 
-def first_point(self: Multirun, batch: list[list[str]], first: int) -> None:
-    self._requested(batch[0], first, batch)
+def first_point(self: Multirun, batch: list[list[str]]) -> None:
+    self._requested(batch[0], 0, batch)
     raise AcceptedError
 
 
