@@ -370,12 +370,11 @@ def test_ten_times_the_runs_are_ten_times_the_work(tmp_path: Path, says: Callabl
 def test_pbs_is_asked_for_one_job_at_a_time_or_for_its_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several ids make qstat open a connection for each."""
     asked = []
-    monkeypatch.setattr(PBS, "jobs", lambda _: asked.append("qstat") or {})
+    over = {"5": SchedulerJob("5", JobState.CANCELLED, "CANCELLED")}
     monkeypatch.setattr(PBS, "record", lambda _, job: asked.append(job) or None)
     monkeypatch.setattr(
-        PBS, "history",
-        lambda _: asked.append("qstat -x") or {"5": SchedulerJob("5", JobState.CANCELLED, "CANCELLED")},
-    )  # fmt: skip
+        PBS, "jobs", lambda _, *also_over: asked.append(" ".join(["qstat", *also_over])) or (over if also_over else {})
+    )
     plan = {"cluster": {"scheduler": "pbs"}}
     for number in range(2):
         make(tmp_path, f"run-{number}", f"{number}.srv", **plan)
