@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
@@ -132,14 +131,6 @@ class Queries(Protocol):
         """Returns the maximum size of a job array for this plan, or None if it is unlimited or unknown."""
 
     def throttle(self, job_id: str, most: int) -> None: ...
-
-
-def parse_elements(text: str) -> list[int]:
-    """Parses the numbers of array elements as Slurm and Grid Engine print them: `3`, `0-2,7`, `0-6:2`."""
-    found: list[int] = []
-    for part in re.finditer(r"(\d+)(?:-(\d+))?(?::(\d+))?", text):
-        found += range(int(part[1]), int(part[2] or part[1]) + 1, int(part[3] or 1))
-    return found
 
 
 def parts(count: int, most: int | None) -> list[range]:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from launcher import size_limits
 from launcher.fast_dataclasses import Struct
-from launcher.schedulers import base
 from launcher.schedulers.base import (
     AnswerLost,
     AnswerTooLong,
@@ -249,12 +248,20 @@ def state_of(letters: str) -> JobState:
     return JobState.UNKNOWN
 
 
+def parse_elements(text: str) -> list[int]:
+    """Parses the numbers of array elements: `3`, `1-3,7`, `1-7:2`."""
+    found: list[int] = []
+    for part in re.finditer(r"(\d+)(?:-(\d+))?(?::(\d+))?", text):
+        found += range(int(part[1]), int(part[2] or part[1]) + 1, int(part[3] or 1))
+    return found
+
+
 def parse_jobs(text: str) -> dict[str, SchedulerJob]:
     """Parses `qstat -xml -g d` into jobs and array elements by id; raises QueryError."""
     jobs: dict[str, SchedulerJob] = {}
     for each in parsed(text).iter("job_list"):
         letters, number = each.findtext("state", ""), each.findtext("JB_job_number", "")
-        elements = [f"{number}_{element - 1}" for element in base.parse_elements(each.findtext("tasks", ""))]
+        elements = [f"{number}_{element - 1}" for element in parse_elements(each.findtext("tasks", ""))]
         for job_id in elements or [number]:
             jobs[job_id] = SchedulerJob(job_id, state_of(letters), letters)
     return jobs

@@ -12,8 +12,15 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 from launcher.fast_dataclasses import Struct
-from launcher.schedulers import base
-from launcher.schedulers.base import AnswerLost, JobExecution, JobOrigin, JobState, QueryError, SchedulerJob
+from launcher.schedulers.base import (
+    AnswerLost,
+    JobExecution,
+    JobOrigin,
+    JobState,
+    NoCommand,
+    QueryError,
+    SchedulerJob,
+)
 from launcher.schedulers.pending import Form
 from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, SubmitCommand, query, run_submission
 from launcher.units import parse_local_time, size_or_none, time_or_none
@@ -68,18 +75,8 @@ class Slurm(Struct):
         return re.sub(r"\ACLUSTER: .*\n", "", text)
 
     def jobs(self) -> dict[str, SchedulerJob]:
-        try:
-            return self._queue()
-        except base.QueryTimeout:
-            raise
-        except QueryError as error:  # the site may have replaced squeue, or its version has no --me (before 20.02)
-            try:
-                found = self.run("scontrol", "--oneliner", "show", "job")
-            except QueryError:
-                raise error from None
-            if "JobId=" not in found and "No jobs in the system" not in found:
-                raise
-            return parse_records(found, os.getuid())
+        # `squeue --jobs` would fail if one id is unknown
+        return parse_jobs(self.run("squeue", "--me", "--noheader", "--states=all", "--array", f"--Format={_SQUEUE}"))
 
     def count_jobs(self) -> Counter[str]:
         return parse_counts(self.run("squeue", "--me", "--noheader", "--array", "--format=%P|%q"))
@@ -89,7 +86,7 @@ class Slurm(Struct):
         try:
             text = self.sacct("--allocations", "--jobs", ",".join(ids), f"--format={_SACCT}")
         except QueryError as error:
-            if isinstance(error, base.NoCommand) or NO_ACCOUNTING.search(str(error)):
+            if isinstance(error, NoCommand) or NO_ACCOUNTING.search(str(error)):
                 return {}
             raise
         return parse_accounting(text)
@@ -110,15 +107,11 @@ class Slurm(Struct):
         return job_id
 
     def find(self, token: str, name: str) -> str | None:
-        return next((array_of(job.id) for job in self._queue().values() if job.comment == token), None)
+        return next((array_of(job.id) for job in self.jobs().values() if job.comment == token), None)
 
     def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
         found = parse_origins(self.run("squeue", "--me", "--noheader", "--format=%F|%k|%o"))
         return {number: found[number] for number in numbers if number in found}
-
-    def _queue(self) -> dict[str, SchedulerJob]:
-        # `squeue --jobs` would fail if one id is unknown
-        return parse_jobs(self.run("squeue", "--me", "--noheader", "--states=all", "--array", f"--Format={_SQUEUE}"))
 
     def request(self, script: str, environment: Mapping[str, str], *arguments: str) -> SubmitCommand:
         return SubmitCommand(["sbatch", "--parsable", *in_cluster(), *arguments, script], environment, umask=0o077)
@@ -300,22 +293,6 @@ def parse_accounting(text: str) -> dict[str, SchedulerJob]:
             job = _job(job_id, *values)
             over = job.state is JobState.UNKNOWN and end[:1].isdigit()
             jobs[job_id] = replace(job, state=JobState.GONE) if over else job
-    return jobs
-
-
-def parse_records(text: str, uid: int) -> dict[str, SchedulerJob]:
-    """Parses `scontrol --oneliner show job` into this user's jobs by id; pending elements share one line."""
-    jobs: dict[str, SchedulerJob] = {}
-    for line in text.splitlines():
-        fields = dict(re.findall(r"(?:^| )(JobId|ArrayJobId|ArrayTaskId|UserId|JobState|Reason)=(\S*)", line))
-        if not fields.get("UserId", "").endswith(f"({uid})"):
-            continue
-        comment = re.search(r" Comment=(.*?)(?: [A-Z]\w+=| *$)", line)
-        array, elements = fields.get("ArrayJobId"), fields.get("ArrayTaskId", "").partition("%")[0]
-        found = base.parse_elements(elements) if array else []
-        ids = [f"{array}_{element}" for element in found] if array else [fields.get("JobId", "")]
-        values = fields.get("JobState", ""), fields.get("Reason", ""), comment[1].strip() if comment else ""
-        jobs.update((job_id, _job(job_id, *values)) for job_id in ids)
     return jobs
 
 

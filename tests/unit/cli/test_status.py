@@ -33,7 +33,7 @@ from launcher.runs.history import history_of
 from launcher.schedulers.base import JobState, QueryError, QueryTimeout, SchedulerJob
 from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.pending import Why
-from launcher.schedulers.slurm.client import Slurm, parse_jobs, parse_records
+from launcher.schedulers.slurm.client import Slurm, parse_jobs
 from launcher.submission.resume import require_over
 from tests.unit.clock import Clock
 from tests.unit.operations import operations
@@ -698,33 +698,6 @@ def test_squeue_tells_what_is_left_of_the_wall_time(text: str, seconds: int | No
     line = f"{'7':64}{'RUNNING':32}{'None':64}{'launcher-1':256}{text:32}"
     assert parse_jobs(line)["7"].time_left == seconds
     assert parse_jobs(line[:416])["7"].time_left is None  # of a site whose squeue tells less
-
-
-RECORDS = (
-    "JobId=12 JobName=a b UserId=me(1000) GroupId=me(1000) JobState=RUNNING Reason=None Dependency=(null) "
-    "Comment=launcher-1 x=y Power=\n"
-    "JobId=14 ArrayJobId=14 ArrayTaskId=2-4,7%2 JobName=c UserId=me(1000) JobState=PENDING Reason=Resources Power=\n"
-    "JobId=15 ArrayJobId=14 ArrayTaskId=0 JobName=c UserId=me(1000) JobState=COMPLETED Reason=None Power=\n"
-    "JobId=16 JobName=d UserId=you(1001) JobState=RUNNING Reason=None Power=\n"
-)
-
-
-def test_scontrol_tells_where_squeue_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = parse_records(RECORDS, 1000)
-    assert {job: each.state for job, each in jobs.items()} == {
-        "12": JobState.RUNNING, "14_0": JobState.DONE,
-        **dict.fromkeys(("14_2", "14_3", "14_4", "14_7"), JobState.PENDING),
-    }  # fmt: skip
-    assert (jobs["14_7"].reason, jobs["12"].reason) == ("Resources", "")
-
-    def run(_: object, *command: str) -> str:
-        if command[0] == "squeue":
-            raise QueryError("squeue: unrecognized option '--me'")
-        return RECORDS
-
-    monkeypatch.setattr(Slurm, "run", run)
-    monkeypatch.setattr("launcher.schedulers.slurm.client.os.getuid", lambda: 1001)
-    assert list(Slurm().jobs()) == ["16"]
 
 
 @pytest.mark.parametrize("of_last", [RUNNING, (JobState.PENDING, "PENDING"), None])

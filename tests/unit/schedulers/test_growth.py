@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from launcher.schedulers import base, topology
+from launcher.schedulers import topology
 from launcher.schedulers.pbs import client as pbs
 from launcher.schedulers.pbs import client as pbs_resources
 from launcher.schedulers.sge import client as sge
@@ -39,11 +39,6 @@ def joined(text: str, between: str = "", begin: str = "", end: str = "") -> Call
         (slurm.parse_counts, joined("gpu,cpu|normal\n"), 0),
         (slurm.parse_origins, joined("{0}|launcher-1|/runs/{0}/script.sh\n"), 1),
         (slurm.parse_accounting, joined("{0}|2026-11-21T12:00:00|COMPLETED|None|launcher-1\n"), 1),
-        (
-            lambda text: slurm.parse_records(text, 7),
-            joined("JobId={0} ArrayJobId={0} ArrayTaskId=0-2%1 UserId=me(7) JobState=PENDING Reason=None Comment=x\n"),
-            3,
-        ),
         (slurm_limits.parse_partitions, joined("p{0}|1-00:00:00|1-8|4|64|256000|gpu:a100:4(S:0-3)\n"), 1),
         (slurm.parse_nodes, joined("node{0}|64|256000|idle|gpu:a100:4|gpu|none\n"), 0),
         (pbs.parse_jobs, joined(QSTAT), 1),
@@ -57,7 +52,7 @@ def joined(text: str, between: str = "", begin: str = "", end: str = "") -> Call
         (topology.expand, joined("rack{0}n[01-03,7]", ","), 4),
         (topology.expand, lambda count: f"node[{','.join(map(str, range(0, 2 * count, 2)))}]", 1),
         (topology.hosts_in_node_file, joined("node{0}\n" * 3), 1),
-        (base.parse_elements, joined("{0}", ","), 1),
+        (sge.parse_elements, joined("{0}", ","), 1),
         (parse_ranges, joined("{0}", ","), 1),
     ],
 )  # fmt: skip

@@ -24,7 +24,6 @@ from launcher.schedulers.slurm.client import (
     parse_accounting,
     parse_counts,
     parse_jobs,
-    parse_records,
     quiet_environment,
 )
 from launcher.schedulers.slurm.limits import Partition, parse_partitions, partitions_of
@@ -104,7 +103,7 @@ SQUEUE = "".join(
     ("reason", "number"), [("RaisedSignal:9(Killed)", 9), ("RaisedSignal:53(Real-time_signal_19)", 53), ("None", None)]
 )
 def test_the_signal_that_ended_a_job_is_read(reason: str, number: int | None) -> None:
-    (job,) = parse_records(f"JobId=7 UserId=me(0) JobState=FAILED Reason={reason} Dependency=", 0).values()
+    (job,) = parse_jobs(f"{'7':64}{'FAILED':32}{reason:64}").values()
     assert job.signal == number
 
 
