@@ -86,6 +86,7 @@ def test_ranks_know_the_node_of_each(slurm: Any, tmp_path: Path, options: list[s
 
 
 CLOCKS = """\
+export TZ=ABC-5  # all three follow it
 sleep 3
 squeue -h -j "$SLURM_JOB_ID" -o %e
 scontrol show config | sed -n '1s/^Configuration data as of //p'
