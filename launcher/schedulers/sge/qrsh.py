@@ -292,9 +292,23 @@ def run(request: spawn.TaskRequest) -> int:
         line = line_of(str(common), redaction.secrets_in(os.environ, patterns), own, str(started))
         tasks.append(NodeTasks(host, command, line, started, processes.restore_limit))
     try:
-        return spawn.watch(tasks, request.signals, request.grace, pause=0.1, keep_going=request.keep_going)
+        return spawn.watch(
+            tasks, request.signals, request.grace, pause=0.1, keep_going=request.keep_going,
+            lost=lambda: _on_lost_nodes(hosts),
+        )  # fmt: skip
     finally:
         common.unlink(missing_ok=True)
+
+
+def _on_lost_nodes(hosts: Sequence[str]) -> list[int]:
+    from launcher.schedulers.base import QueryError
+    from launcher.schedulers.sge.client import SGE
+
+    try:
+        down = {each.host for each in SGE().instances() if "u" in each.state}
+    except QueryError:  # this node need not be one that may ask
+        return []
+    return [number for number, host in enumerate(hosts) if host in down]
 
 
 if __name__ == "__main__":

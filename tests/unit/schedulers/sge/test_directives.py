@@ -11,7 +11,9 @@ import pytest
 from launcher import size_limits
 from launcher.errors import ConfigError
 from launcher.plan.plan import Cluster
+from launcher.schedulers.base import QueryError
 from launcher.schedulers.sge import qrsh, script
+from launcher.schedulers.sge.client import SGE, QueueInstance
 from launcher.schedulers.sge.scheduler import SGEScheduler
 from launcher.schedulers.sge.settings import SGESettings
 from tests.unit.plans import sge_plan
@@ -117,6 +119,18 @@ def test_a_line_fits_into_the_pipe_or_the_largest_secrets_are_named(monkeypatch:
     monkeypatch.setattr(size_limits, "QRSH_LINE_BYTES", len(line) - 1)
     with pytest.raises(ConfigError, match="the largest are B_TOKEN, C_TOKEN, A_TOKEN"):
         qrsh.line_of("/request", hidden, [{}], "/started")
+
+
+def test_tasks_on_a_host_that_does_not_answer_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    instances = [QueueInstance("all.q", "n1", 1, 1, "d"), QueueInstance("all.q", "n2", 1, 1, "au")]
+    monkeypatch.setattr(SGE, "instances", lambda _: instances)
+    assert qrsh._on_lost_nodes(["n1", "n2"]) == [1]
+
+    def denied(_: SGE) -> list[QueueInstance]:
+        raise QueryError('qstat failed (exit 1): denied: host "n1" is neither submit nor admin host')
+
+    monkeypatch.setattr(SGE, "instances", denied)
+    assert qrsh._on_lost_nodes(["n1", "n2"]) == []
 
 
 def test_a_node_tells_its_tasks_what_is_its_own() -> None:
