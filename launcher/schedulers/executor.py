@@ -186,9 +186,6 @@ class RunExecutor(OwnSubmission):
     def _num_tasks(self) -> int:
         return self.plan.nodes * self.plan.tasks_per_node
 
-    def _internal_update_parameters(self, **kwargs: Any) -> None:
-        raise ValueError("the plan holds the parameters of this executor: make another plan and another executor")
-
     @property
     def _commands(self) -> Queries:
         return registry.queue(self.plan.cluster.scheduler).queries(self.plan.cluster.submit_timeout)

@@ -454,10 +454,10 @@ def history(job_id: str, slurm: Slurm) -> list[JobExecution]:
         text = slurm.sacct("--duplicates", "--jobs", job_id, f"--format={_FIELDS}")
     except QueryError:
         return []
-    return parse(text)
+    return parse_history(text)
 
 
-def parse(text: str) -> list[JobExecution]:
+def parse_history(text: str) -> list[JobExecution]:
     """Parses sacct's output: one line for each execution of the job, followed by one line for each of its steps."""
     lines = [line.split("|") for line in text.splitlines() if line.count("|") == _FIELDS.count(",")]
     groups: list[tuple[Sequence[str], list[int]]] = []

@@ -326,14 +326,14 @@ SACCT = """\
 
 
 def test_accountings_answer_is_read() -> None:
-    first, second = client.parse(SACCT)
+    first, second = client.parse_history(SACCT)
     assert first == JobExecution("PREEMPTED", "", "2026-11-21T21:08:34", "2026-11-21T21:10:05", int(389.5 * 1024**2))
     assert (second.raw_state, second.by, second.used) == ("CANCELLED", "1000", None)
-    assert client.parse("") == []
+    assert client.parse_history("") == []
 
 
 def test_a_requeued_jobs_attempt_finds_its_own_part_of_accounting(made: Run) -> None:
-    pasts = client.parse(SACCT)
+    pasts = client.parse_history(SACCT)
     begun = time.mktime(time.strptime("2026-11-21T21:08:36", "%Y-%m-%dT%H:%M:%S"))
     first = attempt(made)
     event_files.append(first.events_file("script"), kinds.Started(job="7"))
