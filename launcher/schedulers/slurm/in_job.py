@@ -23,7 +23,8 @@ def seconds_left(environ: Mapping[str, str]) -> float | None:
     """Returns the seconds until Slurm ends this job, by its controller's time if known; None: no job, or unknown."""
     if not environ.get("SLURM_JOB_ID"):
         return None
-    environ = {**environ, "SLURM_TIME_FORMAT": "standard", "TZ": "UTC"}  # local times repeat when clocks are set back
+    environ = {name: value for name, value in environ.items() if not name.startswith("SQUEUE_")}
+    environ |= {"SLURM_TIME_FORMAT": "standard", "TZ": "UTC"}  # local times repeat when clocks are set back
     commands = (["squeue", "-h", "-j", own_job(environ), "-o", "%e"], ["scontrol", "show", "config"])
     asked = [_start(words, environ) for words in commands]
     ends, config = (_seconds(_answer(process)) for process in asked)

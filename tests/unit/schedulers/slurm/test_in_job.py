@@ -49,6 +49,15 @@ def test_the_end_and_the_present_are_those_of_the_controller(
     assert (tmp_path / "squeue.asked").read_text() == "-h -j 9 -o %e\n"
 
 
+def test_what_the_user_wants_squeue_to_show_does_not_count(
+    tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(tmp_path, "squeue", "${SQUEUE_STATES:-2026-11-24T11:00:00}")
+    answers(tmp_path, "scontrol", CONFIG)
+    monkeypatch.setenv("PATH", environ["PATH"])
+    assert in_job.seconds_left({**environ, "SQUEUE_STATES": "PENDING"}) == 3595.0
+
+
 def test_an_element_of_an_array_asks_for_itself(
     tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
