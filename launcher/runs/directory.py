@@ -48,7 +48,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import size_limits
-from launcher.config.schema import ResumeHow
 from launcher.errors import NO_RETRY, RESUME, ConfigError, RunError, UnavailableError, is_transient
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode
@@ -93,7 +92,7 @@ TOKEN = "launcher-"  # noqa: S105  prefix of all job tokens
 
 def chain_tokens(plan: JobPlan, token: str) -> list[str]:
     """Returns the tokens of the jobs that are submitted at once for a run: with resume.how=chain several, else one."""
-    following = plan.resume.max_attempts if plan.resume.how == ResumeHow.chain.value else 1
+    following = plan.resume.max_attempts if plan.resume.how == "chain" else 1
     return [token, *(f"{token}-{number}" for number in range(1, following))]
 
 

@@ -22,7 +22,7 @@ from launcher.paths import own_module
 from launcher.runs import event_files
 from launcher.runs.directory import Events, current_attempt
 from launcher.runs.events import Fault, StopRequested
-from launcher.schedulers import registry, topology
+from launcher.schedulers import topology
 
 STRAGGLERS = 60.0  # seconds after the end of the run in which tasks end by themselves
 NOTICED = 0.1  # seconds in which a stop signal is noticed, however long the pause between two polls of the tasks is
@@ -171,6 +171,8 @@ def main(arguments: list[str]) -> int:
     os.environ["LAUNCHER_JOB"] = os.environ.get("LAUNCHER_JOB_ID", "")
     if started_by := next((option for option in options if option != "--go-on"), None):
         name, _, words = started_by.removeprefix("--").partition("=")
+        from launcher.schedulers import registry
+
         run = registry.starter(name)
         mpiexec = shlex.split(words)
         request = TaskRequest(

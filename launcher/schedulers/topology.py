@@ -6,12 +6,11 @@ import base64
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import product
 
 from launcher import size_limits
 from launcher.errors import RunError
-from launcher.fast_dataclasses import Struct
+from launcher.fast_dataclasses import Struct, replace
 from launcher.formatting import long_size
 
 # -- Node lists: Slurm's (`rack[1-2]n[01-04,7]`) without scontrol, PBS node files, the variable LAUNCHER_HOSTS
@@ -98,8 +97,7 @@ Environ = Mapping[str, str]
 class TopologyError(RuntimeError): ...
 
 
-@dataclass(frozen=True)
-class Topology:
+class Topology(Struct):
     source: str  # key of SOURCES (`srun`), or `plain` for a single process without a source
     rank: int  # global rank
     local_rank: int  # rank among the processes of this node
@@ -115,16 +113,6 @@ class Topology:
     node_known: bool = True
     tasks_per_node: tuple[int, ...] = ()  # number of ranks on each node; empty: unknown
     fills_nodes: bool = True  # whether ranks fill nodes in order, as far as the source tells
-
-    def __post_init__(self) -> None:
-        for value, bound, what in (
-            (self.rank, self.world_size, "rank"),
-            (self.local_rank, self.local_world_size, "local rank"),
-            (self.node_rank, self.nnodes, "node rank"),
-        ):
-            if not 0 <= value < bound:
-                wrong = f"{what} {value} of {bound}"
-                raise TopologyError(f"{self.source} gives {wrong}: its variables contradict each other")
 
 
 class _Place(Struct):
@@ -195,6 +183,11 @@ def derive(environ: Environ, hostname: str, read: Callable[[str], str]) -> Topol
         raise TopologyError(f"the variables of this job contradict each other: {error}") from None
     if topology is None:
         topology = _uniform("plain", place, 0, 1, 0, 1, job="plain")
+    for name, bound in (("rank", "world_size"), ("local_rank", "local_world_size"), ("node_rank", "nnodes")):
+        value, most = getattr(topology, name), getattr(topology, bound)
+        if not 0 <= value < most:
+            wrong = f"{name.replace('_', ' ')} {value} of {most}"
+            raise TopologyError(f"{topology.source} gives {wrong}: its variables contradict each other")
     if master := environ.get("MASTER_ADDR"):  # set by the user: overrides every source
         port = place.first("MASTER_PORT")
         topology = replace(topology, master=master, master_port=topology.master_port or port)
