@@ -45,9 +45,14 @@ def main(run_dir: str) -> int:
         except (topology.TopologyError, OSError) as error:
             return report_start_failure(None, "agent", error, FaultCode.REFUSED)
 
+    from submitit.core import plugins
     from submitit.core.logger import get_logger
     from submitit.core.submission import process_job
+    from submitit.local.local import LocalJobEnvironment
+    from submitit.slurm.slurm import SlurmJobEnvironment
 
+    # Else it reads the metadata of all installed packages, which is much on each node
+    plugins.get_job_environments = lambda: {"slurm": SlurmJobEnvironment(), "local": LocalJobEnvironment()}  # type: ignore[assignment]
     with _imports_without_collection():
         from launcher.agent.attempt import AttemptFailed
 
