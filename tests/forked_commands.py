@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from launcher.config import scheduler_table
 from tests import hydra_cache, warm_python
 
 PRELOADED = (
@@ -95,13 +96,13 @@ def _compose() -> None:
     # What most tests choose, so that the forks find it composed
     from hydra.core.hydra_config import HydraConfig
 
-    from launcher.config import compose, scheduler_table
+    from launcher.config import compose
 
+    os.environ["LAUNCHER_CONFIG_DIR"] = os.devnull  # as in most tests, the user has no files
     with compose.registered(lambda: 0):
         for cluster, workload in itertools.product(("local", "slurm", "pbs", "sge"), ("collective", "program")):
             compose.by_hydra([f"cluster={cluster}", f"workload={workload}"])
     HydraConfig.instance().cfg = None
-    scheduler_table.entry_points_of.cache_clear()  # a command may have another PYTHONPATH
 
 
 def _look_often() -> None:
@@ -125,7 +126,9 @@ def _command(
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environment)
-        sys.path[1:1] = environment.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[1:1] = folders = environment.get("PYTHONPATH", "").split(os.pathsep)
+        if set(folders) - {str(warm_python.HERE.parents[1])}:  # others may have packages with schedulers
+            scheduler_table.entry_points_of.cache_clear()
         sys.argv[1:] = arguments
         runpy.run_module("launcher", run_name="__main__", alter_sys=True)
     except SystemExit as end:

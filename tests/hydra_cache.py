@@ -44,7 +44,7 @@ def shared() -> Iterator[None]:
 
     def defaults_of(repo: IConfigRepository, config_name: str, overrides_list: Any, **options: Any) -> DefaultsList:
         mine = Overrides(repo=repo, overrides_list=overrides_list)
-        choices = (mine.override_choices, mine.append_group_defaults, mine.deletions)
+        choices = (sorted(mine.override_choices.items()), mine.append_group_defaults, mine.deletions)
         key = repr((sources(repo), config_name, choices, options))
         if key not in lists:
             lists[key] = listed(repo, config_name, overrides_list, **options)

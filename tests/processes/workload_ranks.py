@@ -15,16 +15,7 @@ from typing import Any
 
 # The ranks are forked from a server that has loaded what they need: cheap, and free of pytest's threads.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    [
-        "torch",
-        "torch._dynamo",
-        "torch.distributed",
-        "torch.nn.parallel",
-        "launcher.checkpoint.checkpointer",
-        "workloads.ddp",
-    ]
-)
+_context.set_forkserver_preload(["tests.processes.preloaded"])
 
 
 @dataclass(frozen=True)
