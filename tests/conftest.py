@@ -16,6 +16,11 @@ For authors of tests:
 - Commands of `tests.launch.Launcher` run with an interpreter that forks agents and programs from a process
   that has torch (`tests/warm_python`); a `sitecustomize` or LD_PRELOAD in the run's environment makes them start as for
   users.
+- What runs where. `make test` has each fact once, where that costs least: as a call, else in processes, else as a run
+  on this machine, else on Slurm; and once on each of the four schedulers: submission, state, output, cancelling, what
+  continues a run, a killed rank, a lost node, arrays, dependencies, pilots. `ci` has the same with more schedulers,
+  numbers of ranks and kinds of state, what starts torch anew, and short forms of benchmarks and of chaos. `slow` is
+  what CI has no time for. No test goes from one to the next without a twin that keeps its fact (`tests.markers`).
 - If no Slurm or Grid Engine can run, these tests are skipped, and the table shows the reason. With CI=true they fail,
   so that a green CI means that they ran.
 """
@@ -177,8 +182,9 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for marker in (
         "backend(name, against): count this test in the closing table; {slurm} stands for Slurm and its version",
-        "ci: what CI runs besides `make test`, to keep that short",
-        "slow: what other tests hold too (longer, or with another scheduler); `make test-slow` runs both",
+        "ci: a fact of `make test` once more, with another scheduler, number of ranks or kind; benchmarks and chaos in "
+        "short. `.ci/run` runs it",
+        "slow: what CI has no time for, because other tests hold it too; `make test-slow` runs it, and `ci`",
         "root: in a file of unit tests some of which need root; the CI of root runs the others as an ordinary user",
     ):
         config.addinivalue_line("markers", marker)

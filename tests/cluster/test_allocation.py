@@ -13,6 +13,7 @@ import pytest
 
 from tests import warm_python
 from tests.launch import ROOT, Launcher
+from tests.markers import ci
 
 pytestmark = pytest.mark.backend("allocation", "srun --pty and salloc of {slurm}, real nodes")
 FINE = ["workload=collective", "workload.entry=tests.chaos.faults:fine", "cluster=allocation"]
@@ -33,13 +34,14 @@ def inside(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("command", [["salloc", "--quiet", "--nodes=3"], ["srun", "--nodes=3", "--pty"]])
+@pytest.mark.parametrize("command", [["salloc", "--quiet", "--nodes=3"], ci(["srun", "--nodes=3", "--pty"])])
 def test_all_nodes_of_the_allocation_are_used_by_default(launcher: Launcher, command: list[str]) -> None:
     done = inside(launcher, command)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (launcher.last().result() or {})["world_size"] == 3
 
 
+@pytest.mark.ci
 def test_fewer_nodes_are_used_when_fewer_are_asked_for(launcher: Launcher) -> None:
     two_nodes = ["nodes=2", "procs_per_node=2", "launch=tasks"]
     done = inside(launcher, ["salloc", "--quiet", "--nodes=3", "--ntasks-per-node=2"], *two_nodes)

@@ -20,6 +20,7 @@ def launcher(slurm: Any, tmp_path: Path) -> Iterator[Launcher]:
     slurm.reset()
 
 
+@pytest.mark.ci
 def test_the_bad_node_of_four_is_named_and_left_out(launcher: Launcher, tmp_path: Path) -> None:
     bad = without_tmpdir(tmp_path / "site", "SLURMD_NODENAME", "node3")
     result = launcher.run(

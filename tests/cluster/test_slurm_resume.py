@@ -97,6 +97,7 @@ def test_a_job_that_its_owner_deletes_does_not_come_back(launcher: Launcher, slu
     assert len(run.attempts()) == 1
 
 
+@pytest.mark.ci
 def test_a_second_job_of_a_run_ends_while_the_first_one_lives(launcher: Launcher, slurm: Any) -> None:
     launcher.submit(*STEPS, "nodes=1", "run_id=twice", "wait=false", **ENDLESS)
     reached(launcher, 0)

@@ -22,6 +22,7 @@ from launcher.schedulers.slurm import limits
 from launcher.schedulers.slurm.client import Slurm
 from tests import warm_python
 from tests.launch import PYTHON, ROOT, Launcher
+from tests.markers import ci
 from tests.unit.plans import make_cluster
 
 SBATCH = shutil.which("sbatch") or "sbatch"
@@ -32,7 +33,7 @@ WORKLOADS = {
 }
 
 
-@pytest.fixture(params=["slurm", "slurm_with_accounting"])
+@pytest.fixture(params=["slurm", ci("slurm_with_accounting")])
 def either(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A Slurm cluster: the test runs once without accounting, and once with it."""
     cluster = request.getfixturevalue(request.param)
@@ -233,6 +234,7 @@ def test_a_node_that_never_starts_is_named(launcher: Launcher, tmp_path: Path) -
     assert "node2 (node 1) did not reach node1 (node 0) in time" in done.stdout + done.stderr
 
 
+@pytest.mark.ci
 def test_a_run_goes_on_without_a_node_that_came_too_late(launcher: Launcher, tmp_path: Path) -> None:
     late = f'[ "$SLURMD_NODENAME" = node3 ] && sleep 20\nexec {warm_python.python()} "$@"'
     python = script(tmp_path / "bin/python", late) / "python"

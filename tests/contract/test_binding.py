@@ -13,6 +13,7 @@ from launcher.runs.events import Bound, every
 from launcher.units import parse_ranges
 from tests.contract.schedulers import local, on
 from tests.launch import Launcher, Result
+from tests.markers import ci
 
 SHOWS = """\
 import json, os, subprocess, sys
@@ -62,7 +63,7 @@ def test_each_rank_has_the_cores_that_the_run_reports(launcher: Launcher, progra
 
 
 @local
-@pytest.mark.parametrize("fork", [False, True])
+@pytest.mark.parametrize("fork", [False, ci(True)])
 def test_ranks_get_the_lists_of_a_map(launcher: Launcher, program: str, fork: bool) -> None:
     first, *_, last = sorted(os.sched_getaffinity(0))
     result = launcher.run(
@@ -73,7 +74,7 @@ def test_ranks_get_the_lists_of_a_map(launcher: Launcher, program: str, fork: bo
 
 
 @local
-@pytest.mark.parametrize("keys", [["launch=tasks"], ["launch.bind=none"], ["procs_per_node=3"]])
+@pytest.mark.parametrize("keys", [ci(["launch=tasks"]), ["launch.bind=none"], ci(["procs_per_node=3"])])
 def test_ranks_are_not_bound_if_that_is_disabled_or_impossible(
     launcher: Launcher, program: str, keys: list[str]
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from launcher import errors
 from launcher.agent.rank_progress import GPU_SECONDS_AT_LEAST
 from tests.launch import ROOT, Launcher
+from tests.markers import ci
 
 DIFFERS = """\
 import os
@@ -79,7 +80,7 @@ def test_ranks_that_differ_are_refused_on_every_one_of_them(launcher: Launcher, 
     assert all("The ranks have different versions of torch" in text and "2.99 on rank 1" in text for text in told)
 
 
-@pytest.mark.parametrize(("visible", "seen"), [("auto", ["GPU-a,GPU-b", "GPU-a,GPU-b"]), ("one", ["GPU-a", "GPU-b"])])
+@pytest.mark.parametrize(("visible", "seen"), [ci("auto", ["GPU-a,GPU-b", "GPU-a,GPU-b"]), ("one", ["GPU-a", "GPU-b"])])
 def test_a_program_sees_one_gpu_if_configured(
     launcher: Launcher, tmp_path: Path, visible: str, seen: list[str]
 ) -> None:

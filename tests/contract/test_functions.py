@@ -7,7 +7,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,13 @@ from launcher.submission import render
 from tests import warm_python
 from tests.contract import functions
 from tests.launch import ROOT, until
+from tests.markers import ci, slow
 from tests.unit.plans import plan_of
 
-slow = partial(pytest.param, marks=pytest.mark.slow)
 KINDS = (
     slow("local"), slow("slurm"), slow("pbs run"), "pbs function", slow("sge run"), "sge function",
 )  # fmt: skip
-FUNCTIONS = pytest.mark.parametrize("site", ["pbs function", "sge function"], indirect=True)
+FUNCTIONS = pytest.mark.parametrize("site", [ci("pbs function"), "sge function"], indirect=True)
 
 
 @dataclass

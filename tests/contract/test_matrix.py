@@ -10,6 +10,7 @@ import pytest
 from tests.launch import Launcher
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("launcher", ["slurm"], indirect=True)  # the only one with four nodes of different names
 def test_a_node_with_a_bad_link_is_named_with_the_override_that_excludes_it(launcher: Launcher) -> None:
     result = launcher.run(

@@ -13,6 +13,7 @@ import pytest
 from launcher.runs.lookup import all_runs
 from tests.contract.schedulers import local
 from tests.launch import ROOT, Launcher
+from tests.markers import ci
 
 TELLS = """#!/bin/bash
 echo "$* $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $NODE_RANK $GROUP_RANK $GROUP_WORLD_SIZE $ROLE_RANK \
@@ -33,7 +34,7 @@ def example(name: str) -> list[str]:
     return ["workload=program", f"workload.script=tests/examples/{name}.py", f"name={name}"]
 
 
-@pytest.mark.parametrize("launcher", ["local", "slurm", "pbs", "sge"], indirect=True)
+@pytest.mark.parametrize("launcher", ["local", "slurm", ci("pbs"), ci("sge")], indirect=True)
 def test_any_program_finds_torchruns_variables(launcher: Launcher, tmp_path: Path) -> None:
     told = script(tmp_path, "tells.sh", TELLS)
     result = launcher.run("workload=program", told, "workload.args=[--lr,0.1]", "nodes=2", "procs_per_node=2")
@@ -52,7 +53,7 @@ print(len(sys.argv[1]), len(sys.argv[-1]), sum(len(os.environ[f"LARGE_{n}"]) for
 """
 
 
-@pytest.mark.parametrize("launcher", ["local", "slurm", "pbs", "sge"], indirect=True)
+@pytest.mark.parametrize("launcher", [ci("local"), "slurm", "pbs", "sge"], indirect=True)
 def test_an_environment_of_a_megabyte_and_100_kilobytes_of_arguments_arrive(launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "large.py").write_text(LARGE)
     words = ",".join(["a" * 50_000, "b" * 50_000])

@@ -31,7 +31,7 @@ def was_raced(launcher: Launcher, attempts: int) -> None:
     assert (shown["state"], shown["job"]) == ("done", began[-1])
 
 
-@schedulers.detached("slurm", never=("local", "allocation", "third"))
+@schedulers.detached(ci=("slurm",), never=("local", "allocation", "third"))
 def test_one_job_runs_the_run_and_a_resumed_run_races_again(launcher: Launcher) -> None:
     asked = (*STEPS, f"cluster.race=[{TIMES}]", "run_id=raced", "wait=false")
     assert launcher.submit(*asked, STEPS="100000", STEP_TIME="0.05").returncode == 0

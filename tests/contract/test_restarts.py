@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ from tests.cluster.slurm_cluster import SlurmCluster
 from tests.contract.schedulers import local
 from tests.contract.test_runs import processes_of
 from tests.launch import Launcher, Result, command_lines
+from tests.markers import ci, slow
 
 pytestmark = pytest.mark.timeout(240)
-slow = partial(pytest.param, marks=pytest.mark.slow)
 
 ENTRY = ("workload=collective", "workload.entry=tests.chaos.counting:main")
 TWO_BY_TWO = ("nodes=2", "procs_per_node=2")
@@ -77,7 +76,7 @@ def restarts(launcher: Launcher) -> list[dict[str, Any]]:
         ("local", TWO_BY_TWO, "3"),
         slow("local", ("procs_per_node=4",), "0"),
         slow("local", (*TWO_BY_TWO, "launch=tasks"), "1"),
-        slow("slurm", TWO_BY_TWO, "3"),
+        ("slurm", TWO_BY_TWO, "3"),
         ("pbs", TWO_BY_TWO, "3"),
         ("sge", TWO_BY_TWO, "3"),
     ],
@@ -210,7 +209,7 @@ time.sleep(0 if last else 3)
 
 @pytest.mark.parametrize(
     ("launcher", "when"),
-    [slow("local", "joined"), slow("local", "before"), ("slurm", "joined"), ("local", "done")],
+    [slow("local", "joined"), slow("local", "before"), ci("slurm", "joined"), ("local", "done")],
     indirect=["launcher"],
 )
 def test_a_program_of_which_a_rank_exits_with_0_while_the_others_need_it(

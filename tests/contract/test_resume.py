@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.contract.schedulers import detached, local, on
 from tests.launch import PYTHON, ROOT, Launcher
+from tests.markers import ci, slow
 
-slow = partial(pytest.param, marks=pytest.mark.slow)
-ci = partial(pytest.param, marks=pytest.mark.ci)
 STEPS = ("workload=collective", "workload.entry=tests.chaos.steps:main", "nodes=2")
 
 
@@ -54,7 +52,7 @@ def test_a_run_resumes_by_itself_after_its_time_limit(launcher: Launcher) -> Non
     assert "ATTEMPT" in table and "75 wall-time: its time is nearly up" in table
 
 
-@detached("local", "slurm", ci=("sge",))
+@detached("local", ci=("slurm", "sge"))
 def test_a_stop_file_ends_a_run_and_resume_continues_it_at_another_size(launcher: Launcher) -> None:
     run_dir = submitted(launcher, STEPS="100000", STEP_TIME="0.05")
     begun(launcher)

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,9 @@ from launcher.runs.history import journal_events, process_of
 from tests import warm_python
 from tests.contract.schedulers import detached, local, on
 from tests.launch import ROOT, Launcher, Result, command_lines
+from tests.markers import slow
 from tests.terminal import Terminal
 
-slow = partial(pytest.param, marks=pytest.mark.slow)
 PLACES = ("rank", "local_rank", "world_size", "local_world_size", "node_rank", "nnodes")
 
 

@@ -282,7 +282,7 @@ def test_a_packed_sweep_that_is_cancelled_ends_its_points_and_pilots(launcher: L
     assert row["state"] in ("done", "cancelled"), "it may have seen that no point is left before its job was cancelled"
 
 
-@detached("slurm")
+@detached("sge", ci=("slurm", "pbs"))
 def test_a_run_waits_for_a_sweep_in_pilots(launcher: Launcher) -> None:
     points, _ = sweep(
         launcher, "workload.entry=tests.chaos.sweep_points:writes", "seed=range(3)", "sweep.slots=1", PAUSE="0.5"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from tests.cluster.slurm_cluster import SlurmCluster
 from tests.launch import ROOT, Launcher
+from tests.markers import ci, slow
 
 SCRIPTS = ROOT / "tests/examples/first_failures"
 OPTION, FILE, MODULE, HANG, KILLED, EARLY = "option", "file", "module", "hang", "killed", "early"
@@ -44,8 +44,6 @@ KEYS = {HANG: ["launch.idle_timeout=3"], NO_GPU: ["gpus_per_node=1", "cluster.ch
 # What the script itself says, and the cause has
 WORDS = {OPTION: "foo", FILE: "/nowhere/tokens.pt", MODULE: "tokens_of_nobody", NO_GPU: "sees no GPU"}
 
-slow = partial(pytest.param, marks=pytest.mark.slow)
-ci = partial(pytest.param, marks=pytest.mark.ci)
 ROWS = [
     *(("torchrun", failure) for failure in TRUTH),
     ci("transformers", OPTION), slow("transformers", KILLED),

@@ -45,6 +45,7 @@ def test_it_holds_what_runs_need_and_nothing_else(built: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == {"launcher", "workloads", "hydra_plugins"}
 
 
+@pytest.mark.ci
 def test_a_run_works_in_another_folder(site: Path, tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")}
     environ |= {"PYTHONPATH": str(site), "LAUNCHER_RUNS_DIR": str(tmp_path / "runs"), "HOME": str(tmp_path)}

@@ -18,6 +18,7 @@ from tests import warm_python
 from tests.contract.test_post_mortem import examined
 from tests.contract.test_runs import PLACES, processes_of
 from tests.launch import ROOT, Launcher
+from tests.markers import ci
 from tests.pbs.job import inside_job
 
 pytestmark = pytest.mark.backend("allocation", "a stand-in pbsdsh")
@@ -34,7 +35,7 @@ def in_job(tmp_path: Path) -> InJob:
     return make
 
 
-@pytest.mark.parametrize("mode", ["agent", "tasks"])
+@pytest.mark.parametrize("mode", ["agent", ci("tasks")])
 def test_ranks_fill_all_hosts_of_the_job_in_order(in_job: InJob, mode: str) -> None:
     launcher = in_job()
     result = launcher.run(*COLLECTIVE, "workload.entry=tests.chaos.faults:tells_places", f"launch={mode}")
@@ -119,6 +120,7 @@ def test_a_run_that_may_lose_nodes_goes_on_without_one_that_cannot_start(in_job:
     assert result.metrics["world_size"] == 2
 
 
+@pytest.mark.ci
 def test_a_killed_agent_is_named_before_its_peers_complain(in_job: InJob) -> None:
     launcher = in_job()
     process = subprocess.Popen(
@@ -161,7 +163,7 @@ def test_files_of_a_run_are_private(in_job: InJob) -> None:
             assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
 
 
-@pytest.mark.parametrize(("kind", "times"), [("sleeps", 1), ("ignores_sigterm", 2)])
+@pytest.mark.parametrize(("kind", "times"), [("sleeps", 1), ci("ignores_sigterm", 2)])
 def test_ctrl_c_ends_the_run_and_twice_kills_it(in_job: InJob, kind: str, times: int) -> None:
     launcher = in_job()
     process = subprocess.Popen(

@@ -46,6 +46,7 @@ def test_who_waits_for_a_run_that_is_cancelled_before_it_starts_does_not_wait_fo
     assert "first is cancelled, and after=ok:first was asked for" in launcher("status", "wants-success").stdout
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("more", [(), ("sweep.pack=1",)], ids=["jobs", "pilots"])
 def test_who_waits_for_a_sweep_that_is_cancelled_is_submitted_again_once_and_not_if_it_was_cancelled(
     launcher: Launcher, more: tuple[str, ...]
@@ -70,6 +71,7 @@ def test_who_waits_for_a_sweep_that_is_cancelled_is_submitted_again_once_and_not
     assert state("unwanted") == "cancelled"
 
 
+@pytest.mark.ci
 def test_who_waits_for_a_chain_that_is_cancelled_while_it_runs_begins(launcher: Launcher, tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()

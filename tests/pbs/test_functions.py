@@ -54,12 +54,14 @@ def test_output_goes_where_submitit_looks_for_it(site: Site, tmp_path: Path) -> 
     assert not merged.paths.stderr.exists()
 
 
+@pytest.mark.ci
 def test_a_job_whose_tasks_never_began_says_why(site: Site, tmp_path: Path) -> None:
     made = executor(tmp_path, nodes=2, pbs_setup=["echo something is not there; exit 7"])
     with pytest.raises(UncompletedJobError, match="something is not there"):
         made.submit(functions.double, 4).results()
 
 
+@pytest.mark.ci
 def test_functions_need_only_what_the_page_installs(site: Site, tmp_path: Path) -> None:
     """Both where they are submitted and in their tasks: all other packages are refused there."""
     named = re.search(r"pip install (submitit .*)\n", (ROOT / "docs/functions.md").read_text())
@@ -188,6 +190,7 @@ def test_a_set_up_line_that_fails_ends_the_job(site: Site, tmp_path: Path) -> No
     assert "set-up line 2 failed on" in said
 
 
+@pytest.mark.ci
 def test_what_calls_setsid_does_not_outlive_the_job(site: Site, tmp_path: Path) -> None:
     seconds = f"100{os.getpid()}"
     made = executor(tmp_path)
@@ -259,6 +262,7 @@ def test_a_submitter_that_comes_late_does_not_undo_a_checkpoint(
     assert not list((tmp_path / "logs").glob(".*.pkl"))
 
 
+@pytest.mark.ci
 def test_a_job_goes_on_although_the_server_pauses(stand_in: PbsCluster, tmp_path: Path) -> None:
     made = executor(tmp_path, pbs_walltime="00:00:30", pbs_signal_delay_s=28)
     job = made.submit(functions.Counter(), 200, str(tmp_path))
@@ -324,6 +328,7 @@ def test_a_server_that_does_not_answer_changes_nothing(stand_in: PbsCluster, tmp
 # -- requests
 
 
+@pytest.mark.ci
 def test_an_array_over_the_servers_limit_becomes_several(stand_in: PbsCluster, tmp_path: Path) -> None:
     stand_in.set(max_array_size=4)
     jobs = executor(tmp_path).map_array(functions.double, range(9))
@@ -390,6 +395,7 @@ def test_a_job_that_can_never_run_says_why(site: Site, tmp_path: Path) -> None:
     job.cancel()
 
 
+@pytest.mark.ci
 def test_cancelling_an_element_that_is_over_is_no_error(site: Site, tmp_path: Path) -> None:
     over_soon, waiting = executor(tmp_path).map_array(functions.waits, [str(tmp_path)] * 2, [0, 600])
     over_soon.result()
@@ -414,6 +420,7 @@ def test_a_lost_answer_makes_no_second_job(
     assert stand_in.submissions() == 1
 
 
+@pytest.mark.ci
 def test_a_server_that_is_down_is_waited_for(stand_in: PbsCluster, tmp_path: Path) -> None:
     made = executor(tmp_path)
     stand_in.down()

@@ -15,6 +15,7 @@ from launcher.runs.lookup import all_runs
 from tests import warm_python
 from tests.contract.test_runs import processes_of
 from tests.launch import PYTHON, ROOT, Launcher, Result
+from tests.markers import ci
 from tests.pbs.pbs_cluster import PbsCluster
 
 SLEEPS = ("workload=collective", "workload.entry=tests.chaos.faults:sleeps", "nodes=2", "procs_per_node=2")
@@ -58,7 +59,7 @@ def test_submitting_returns_at_once_and_the_run_is_followed_later(launcher: Laun
     assert launcher.status()["state"] == "cancelled"
 
 
-@pytest.mark.parametrize("how", ["qdel", "cancel"])
+@pytest.mark.parametrize("how", ["qdel", ci("cancel")])
 def test_a_run_that_is_deleted_while_its_agents_start_records_its_end(launcher: Launcher, how: str) -> None:
     """PBS tells the first node only, starts nothing more, and kills what is left."""
     launcher.submit(*SLEEPS)
@@ -111,7 +112,7 @@ def test_ranks_of_all_nodes_are_told_to_stop(launcher: Launcher) -> None:
     assert "exited without an error report" not in launcher.status()["cause"]
 
 
-@pytest.mark.parametrize("how", ["ends", "is killed"])
+@pytest.mark.parametrize("how", ["ends", ci("is killed")])
 def test_what_a_rank_hides_with_setsid_does_not_outlive_the_run(launcher: Launcher, how: str) -> None:
     seconds = f"1001{os.getpid()}"
     launcher.submit(*SLEEPS[:1], "workload.entry=tests.chaos.faults:hides_a_process", *SLEEPS[2:], HIDDEN=seconds)
@@ -201,7 +202,7 @@ def test_another_qsub_is_named(tmp_path: Path) -> None:
     assert "#PBS -l select=2" in shown.stdout
 
 
-@pytest.mark.parametrize("history", [True, False])
+@pytest.mark.parametrize("history", [True, ci(False)])
 def test_a_lost_answer_makes_no_second_job(stand_in: PbsCluster, stand_in_launcher: Launcher, history: bool) -> None:
     stand_in.set(history=history)
     stand_in.hang(5)
@@ -356,6 +357,7 @@ def test_secrets_reach_the_ranks_of_all_nodes_through_no_file_of_the_run(launche
     assert not [path for path in own.rglob("*") if path.is_file()]
 
 
+@pytest.mark.ci
 def test_a_job_whose_run_directory_is_gone_is_listed_and_can_be_cancelled(launcher: Launcher) -> None:
     """Also one of an array; its token and its directory are in the job's full record alone."""
     later = ("workload=p2p", "+cluster.directives.a=01010101", "cluster.check=false")  # of the next first of January

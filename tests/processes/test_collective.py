@@ -17,6 +17,7 @@ import launcher
 from launcher import Env
 from launcher.config.schema import Collective
 from launcher.torch_compat import reduce_scatter_single
+from tests.markers import ci
 from tests.processes.workload_ranks import RankResult, run_ranks
 from workloads import benchmark_results, collective, collective_operations, hardware_limits
 from workloads.benchmark_keys import OPERATIONS, REDOPS, REDUCING, places_of
@@ -44,7 +45,7 @@ def the_error(found: list[RankResult]) -> str:
     return errors.pop().removeprefix("WorkloadError: ")
 
 
-@pytest.mark.parametrize(("world_size", "nnodes"), [(1, 1), (2, 1), (3, 3), (4, 2)])
+@pytest.mark.parametrize(("world_size", "nnodes"), [(1, 1), (2, 1), ci(3, 3), (4, 2)])
 def test_all_collectives_are_right_in_all_groups(world_size: int, nnodes: int) -> None:
     kinds = ["world", "node", "stride"]
     first, *others = run(config_of(groups=kinds), world_size, nnodes)
@@ -58,7 +59,7 @@ def test_all_collectives_are_right_in_all_groups(world_size: int, nnodes: int) -
     assert [result.printed.count("\n") for result in others] == [1] * (world_size - 1)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int32", "int64", "int8"])
+@pytest.mark.parametrize("dtype", ["float16", ci("bfloat16"), ci("float64"), "int32", ci("int64"), ci("int8")])
 def test_collectives_are_right_for_every_type_and_reduction(dtype: str) -> None:
     config = config_of(dtype=dtype, op="all", iterations=2, sizes="1K")
     first, _ = run_ranks(with_every_reduction, config, 2, prepare=quick)

@@ -17,6 +17,7 @@ from launcher.checkpoint.loading import expanded
 from launcher.checkpoint.state import Content
 from launcher.config.schema import FSDPLm, Precision
 from launcher.worker.stop import Settings
+from tests.markers import ci
 from tests.processes.workload_ranks import RankResult, run_ranks
 from tests.torch_features import needs_fsdp_on_cpus
 from tests.unit.plans import run_settings
@@ -204,10 +205,10 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("ranks", "changes"),
     [
-        (1, {}),
+        ci(1, {}),
         (2, {"precision": Precision.bfloat16}),
-        (3, {"dropout": 0.2, "recompute": True}),
-        (4, {"micro_batch_size": 1}),
+        ci(3, {"dropout": 0.2, "recompute": True}),
+        ci(4, {"micro_batch_size": 1}),
     ],
 )
 def test_a_resumed_training_is_bitwise_equal(folder: Path, ranks: int, changes: dict[str, Any]) -> None:
@@ -279,7 +280,7 @@ def learns(config: FSDPLm, env: Env) -> dict[str, Any]:
     return {**metrics, "types": sorted(types)}
 
 
-@pytest.mark.parametrize("precision", [Precision.float32, Precision.bfloat16])
+@pytest.mark.parametrize("precision", [ci(Precision.float32), Precision.bfloat16])
 def test_it_learns_and_writes(precision: Precision) -> None:
     config = small(width=32, steps=40, batch_size=16, lr=0.01, eval_every=20, log_every=10, sample=30,
                    precision=precision)  # fmt: skip

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from launcher import Env
 from launcher.checkpoint.resumable import seed_generators, share
 from launcher.torch_compat import destroy_without_gil
+from tests.markers import ci
 from tests.processes.workload_ranks import run_ranks
 from workloads import invariant
 from workloads.invariant import InvariantGradients, Node, TreeReduction, add_up, inner_nodes, meets_in_pairs, subtrees
@@ -135,7 +136,7 @@ def train_with_dropout(case: dict[str, Any], env: Env) -> dict[str, Any]:
     return {"weights": [parameter.tolist() for parameter in model.parameters()]}
 
 
-@pytest.mark.parametrize("leaves", [5, 8])
+@pytest.mark.parametrize("leaves", [5, ci(8)])
 def test_weights_are_the_same_at_any_world_size_with_dropout_and_uneven_leaves(leaves: int) -> None:
     results = [
         result.metrics["weights"]

@@ -27,6 +27,7 @@ from launcher.integrations.memory import TrainerMemory
 from launcher.torch_compat import DTensor, Shard, distribute_tensor
 from launcher.worker import exit_report
 from launcher.worker.stop import CHECKPOINT, Settings
+from tests.markers import ci
 from tests.processes.workload_ranks import run_ranks
 
 SIZE = 30  # elements of the large tensor; divides by no number of ranks but 2, 3 and 5
@@ -128,7 +129,7 @@ def test_ranks_that_start_again_continue_at_the_same_step_with_what_is_their_own
         assert found["before"]["large"] == [total(5) + (1000 * rank if kind == "single" else 0)] * SIZE
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [0, ci(1)])
 @pytest.mark.parametrize("kind", ["whole", "shards", "single"])
 def test_a_node_that_takes_the_place_of_a_lost_one_gets_everything_from_the_other(
     first: Life, kind: str, lost: int
@@ -159,7 +160,7 @@ def test_nodes_that_change_places_send_each_other_what_is_theirs(first: Life) ->
         assert found["before"]["large"] == [total(5) + 1000 * rank] * SIZE
 
 
-@pytest.mark.parametrize(("ranks", "nodes"), [(2, 1), (3, 1), (6, 2)])
+@pytest.mark.parametrize(("ranks", "nodes"), [(2, 1), ci(3, 1), (6, 2)])
 @pytest.mark.parametrize("kind", ["whole", "shards"])
 def test_another_number_of_ranks_continues_as_well(first: Life, kind: str, ranks: int, nodes: int) -> None:
     first = replace(first, kind=kind)

@@ -21,6 +21,7 @@ from launcher.errors import ConfigError
 from launcher.reports.collect import parse
 from launcher.reports.figures import matrix_figures
 from tests.chaos.slow_node import delay
+from tests.markers import ci
 from tests.processes.workload_ranks import RankResult, run_ranks
 from tests.unit.plans import plan_of
 from workloads import benchmark_keys, benchmark_results, hardware_limits, p2p, p2p_matrix, p2p_patterns
@@ -70,7 +71,7 @@ def table(results: list[RankResult]) -> list[list[str]]:
     return [row for row in rows if row[0] in PATTERNS and row[1].isdigit()]
 
 
-@pytest.mark.parametrize(("world_size", "nnodes"), [(2, 1), (3, 3), (4, 2)])
+@pytest.mark.parametrize(("world_size", "nnodes"), [(2, 1), ci(3, 3), (4, 2)])
 def test_all_patterns_are_right(world_size: int, nnodes: int, tmp_path: Path) -> None:
     results = run(p2p_config(sizes="4K:16K:4"), world_size, nnodes, partial(in_a_run, tmp_path))
     expected = [name for name in PATTERNS if name != "matrix"]

@@ -32,6 +32,7 @@ from launcher.rendezvous.rounds import Member
 from launcher.runs import directory
 from launcher.runs.events import Observation, Place
 from launcher.worker.hangs import Blamed
+from tests.markers import ci
 from tests.processes.workload_ranks import _context, run_ranks
 from tests.unit.plans import bare_plan
 
@@ -237,7 +238,7 @@ def agents(
         (computes_wrong, PreflightThen.WITHOUT, (1,), "cuda:3 computes wrong"),
         (hangs, PreflightThen.WITHOUT, (1,), "reported nothing within 8 s"),
         (dies, PreflightThen.WITHOUT, (0,), "was killed by SIGKILL"),
-        (is_stopped, PreflightThen.WITHOUT, (1,), "reported nothing within 8 s"),
+        ci(is_stopped, PreflightThen.WITHOUT, (1,), "reported nothing within 8 s"),
         (has_a_folder_of_its_own, PreflightThen.WITHOUT, (1,), "is it on a file system that all nodes share?"),
         (breaks_in_the_all_reduce, PreflightThen.WITHOUT, (1,), "unhandled system error"),
         (is_behind_a_wall, PreflightThen.WITHOUT, (1,), "is there a firewall between the nodes"),

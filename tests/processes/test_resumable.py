@@ -15,6 +15,7 @@ from launcher.checkpoint.format import CheckpointError
 from launcher.checkpoint.resumable import Resumable
 from launcher.config.schema import DDPMnist, Sync
 from launcher.formatting import plural
+from tests.markers import ci
 from tests.processes.workload_ranks import RankResult, RanksFailedError, run_ranks
 from tests.unit.plans import run_settings
 from workloads import ddp
@@ -80,7 +81,7 @@ def go(folder: Path, world_size: int, **case: Any) -> list[RankResult]:
 
 
 @pytest.mark.parametrize(
-    ("sync", "world_size"), [(Sync.ddp, 1), (Sync.ddp, 2), (Sync.ddp, 3), (Sync.ddp, 4), (Sync.manual, 3)]
+    ("sync", "world_size"), [ci(Sync.ddp, 1), (Sync.ddp, 2), ci(Sync.ddp, 3), ci(Sync.ddp, 4), (Sync.manual, 3)]
 )
 def test_a_stopped_training_ends_as_an_undisturbed_one(tmp_path: Path, sync: Sync, world_size: int) -> None:
     config = {"sync": sync, "log_every": 4}
@@ -108,7 +109,7 @@ def test_a_finished_training_is_not_trained_again(tmp_path: Path) -> None:
     assert "continues after step 22" in again[0].printed
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, ci(3)])
 def test_a_killed_training_loses_no_more_than_the_steps_since_its_save(tmp_path: Path, world_size: int) -> None:
     undisturbed = outcome(go(tmp_path / "one", world_size))
     run = {"every_steps": 5, "background": False}
@@ -119,7 +120,7 @@ def test_a_killed_training_loses_no_more_than_the_steps_since_its_save(tmp_path:
     assert outcome(last) == undisturbed
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [ci(1), 3])
 def test_a_stop_in_an_evaluation_is_heard(tmp_path: Path, world_size: int) -> None:
     undisturbed = outcome(go(tmp_path / "one", world_size))
     first = go(tmp_path / "two", world_size, stop_in_evaluation=True)
@@ -133,7 +134,7 @@ def test_a_stop_in_an_evaluation_is_heard(tmp_path: Path, world_size: int) -> No
         assert [line.split()[1] for line in last[0].printed.splitlines() if " test accuracy " in line] == ["1/2", "2/2"]
 
 
-@pytest.mark.parametrize("sync", Sync)
+@pytest.mark.parametrize("sync", [Sync.ddp, ci(Sync.manual)])
 def test_accumulation_takes_small_pieces_and_comes_to_the_same(tmp_path: Path, sync: Sync) -> None:
     small = {"sync": sync, "micro_batch_size": 10}
     whole = go(tmp_path / "whole", 3, look=5, config={"sync": sync})
@@ -183,6 +184,7 @@ def test_a_checkpoint_of_another_training_is_refused_with_what_differs(tmp_path:
     assert outcome(go(tmp_path, 1))["steps"] == 22  # nothing was harmed
 
 
+@pytest.mark.ci  # test_invariant.py has it without stops
 def test_an_invariant_training_has_the_same_weights_at_any_world_size_and_across_sizes(tmp_path: Path) -> None:
     run = {"invariant": True}
     alone = outcome(go(tmp_path / "1", 1, run=run))

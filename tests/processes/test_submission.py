@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch import PYTHON, ROOT, until
+from tests.markers import ci
 from tests.unit.slurm_stand_in import SlurmStandIn
 from tests.unit.sweep_site import Site, seeds, submitted_points
 
@@ -33,8 +34,8 @@ ONE, SWEEP = ("run_id=a",), ("-m", "sweep.id=a", "seed=1,2")
     ("what", "times", "words", "then"),
     [
         (ONE, 1, "a was submitted as job 100, and goes on: ", "job        100 on slurm"),
-        (ONE, 2, "nobody knows whether a was submitted: repeat the command", "job        100 on slurm"),
-        (
+        ci(ONE, 2, "nobody knows whether a was submitted: repeat the command", "job        100 on slurm"),
+        ci(
             SWEEP,
             1,
             "2 points of a submitted, as 100: repeat the command to submit the rest",
@@ -98,7 +99,7 @@ Site(Path(sys.argv[1]), None).submit(seeds(int(sys.argv[2])))
 """
 
 
-@pytest.mark.parametrize("points", [3, 1])
+@pytest.mark.parametrize("points", [3, ci(1)])
 def test_an_sbatch_that_outlives_its_submitter_is_waited_for(
     stand_in: SlurmStandIn, tmp_path: Path, points: int, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ from launcher.worker.heartbeat import Pulse
 from launcher.worker.main import ignored_signals, workload_config
 from launcher.worker.script import is_final
 from tests.launch import ROOT
+from tests.markers import ci
 from tests.unit.plans import bare_plan, plan_of
 from workloads.across_ranks import WorkloadError
 
@@ -109,7 +110,7 @@ if os.environ["RANK"] == "1":
 """
 
 
-@pytest.mark.parametrize(("how", "returned"), [("exec", None), ("fork", {}), ("fresh", None)])
+@pytest.mark.parametrize(("how", "returned"), [("exec", None), ("fork", {}), ci("fresh", None)])
 def test_a_program_takes_the_place_of_a_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, returned: dict[str, Any] | None
 ) -> None:
@@ -146,7 +147,7 @@ def main(refuse):
 """
 
 
-@pytest.mark.parametrize(("how", "refuse"), [("fork", False), ("fork", True), ("fresh", True)])
+@pytest.mark.parametrize(("how", "refuse"), [("fork", False), ("fork", True), ci("fresh", True)])
 def test_a_function_is_called_in_the_rank_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, refuse: bool
 ) -> None:

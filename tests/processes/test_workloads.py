@@ -13,6 +13,7 @@ from torch import Tensor
 
 from launcher import Env
 from launcher.config.schema import DDPMnist, Precision, Sync
+from tests.markers import ci
 from tests.processes.workload_ranks import RankResult, run_ranks
 from workloads import ddp, image_data, training
 from workloads.training import load
@@ -32,7 +33,7 @@ def the_error(results: list[RankResult]) -> str:
 # Training
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [ci(1), 2, ci(3), ci(4)])
 def test_digits_are_learned_at_any_world_size(world_size: int) -> None:
     results = run_ranks(ddp.main, ddp_config(), world_size, nnodes=2 if world_size == 4 else 1)
     metrics = results[0].metrics

@@ -17,6 +17,7 @@ from launcher.cli import ssh_forward, ssh_serve
 from launcher.errors import ConfigError
 from launcher.runs.lookup import all_runs
 from tests.launch import until
+from tests.markers import ci
 from tests.remote.site import Laptop, LoginNode
 from tests.terminal import Terminal
 
@@ -176,6 +177,7 @@ def test_what_git_has_goes_there_and_what_it_ignores_does_not(laptop: Laptop, no
     )
 
 
+@pytest.mark.ci
 def test_a_folder_of_code_that_somebody_edited_there_is_not_taken_for_what_it_was(
     laptop: Laptop, node: LoginNode
 ) -> None:
@@ -214,7 +216,7 @@ def test_secrets_that_are_named_are_there_and_others_are_not(laptop: Laptop) -> 
 # -- questions and Ctrl-C
 
 
-@pytest.mark.parametrize(("answer", "submitted"), [("y", True), ("n", False)])
+@pytest.mark.parametrize(("answer", "submitted"), [("y", True), ci("n", False)])
 def test_a_question_about_the_cost_is_answered_here(laptop: Laptop, answer: str, submitted: bool) -> None:
     asked = ("site", "show", "hpc")
     assert laptop(*asked).returncode == 0
@@ -428,6 +430,7 @@ def test_a_cluster_that_does_not_answer_is_shown_as_it_was_and_its_live_runs_are
     assert laptop("cancel", run).returncode == 0
 
 
+@pytest.mark.ci
 def test_runs_of_two_clusters_are_cancelled_in_one_command(laptop: Laptop) -> None:
     (laptop.code / "train.py").write_text(SLOW)
     laptop.profile.with_name("hpc2.yaml").write_text(laptop.profile.read_text())
@@ -445,6 +448,7 @@ def test_runs_of_two_clusters_are_cancelled_in_one_command(laptop: Laptop) -> No
     assert ([row["run"] for row in json.loads(done.stdout)], done.returncode) == ([first], 1)
 
 
+@pytest.mark.ci
 def test_old_runs_there_are_removed(laptop: Laptop, node: LoginNode) -> None:
     run = run_id(laptop("run", "train.py", "cluster=hpc", "wait=true").stdout)
     assert run in laptop("prune", "--older-than", "0h", "--cluster", "hpc").stdout
@@ -457,6 +461,7 @@ def test_old_runs_there_are_removed(laptop: Laptop, node: LoginNode) -> None:
     assert (here.returncode, "--cluster and --runs-dir cannot be combined" in here.stderr) == (2, True)
 
 
+@pytest.mark.ci
 def test_a_cluster_that_is_down_does_not_keep_a_command_from_the_others(laptop: Laptop) -> None:
     (laptop.code / "train.py").write_text(SLOW)
     laptop.profile.with_name("down.yaml").write_text("ssh: nowhere.invalid\n")
@@ -495,6 +500,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.ci
 def test_this_machine_may_be_a_mac_without_torch(laptop: Laptop) -> None:
     def mac(*words: str) -> str:
         done = subprocess.run(
@@ -518,6 +524,7 @@ def test_this_machine_may_be_a_mac_without_torch(laptop: Laptop) -> None:
 # -- Python
 
 
+@pytest.mark.ci
 def test_scripts_submit_and_find_runs_there(laptop: Laptop) -> None:
     (laptop.code / "train.py").write_text("import launcher\nprint('hello')\nlauncher.report(loss=0.5)\n")
     (laptop.code / "drive.py").write_text(

@@ -37,6 +37,7 @@ def test_a_twin_can_be_made_of_the_rules(name: str) -> None:
         assert {name for queue in queues for name in queue["routes"]} <= set(site.pools)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", IN_FULL)
 def test_a_twin_and_the_launcher_agree(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     site = rules.load(name)
