@@ -301,6 +301,17 @@ def _mpi(
 _OMPI = "OMPI_COMM_WORLD_"
 
 
+def _pbs(place: _Place) -> Topology | None:
+    # The job script has PBS_TASKNUM=1; pbsdsh did not start it, so it is not taken for a task
+    if not place.has("PBS_NODEFILE", "PBS_NODENUM", "PBS_TASKNUM") or not place.allocation:
+        return None
+    if place.environ["PBS_TASKNUM"] == "1":
+        return None
+    node, nodes = place.number("PBS_NODENUM"), len(place.allocation)
+    job = f"pbs-{place.environ.get('PBS_JOBID', '')}"
+    return Topology("pbs", node, 0, node, nodes, 1, nodes, place.allocation, place.allocation[0], None, job)
+
+
 SOURCES: dict[str, Callable[[_Place], Topology | None]] = {
     "launcher": _launcher,
     "torchrun": _torchrun,
@@ -315,4 +326,5 @@ SOURCES: dict[str, Callable[[_Place], Topology | None]] = {
     "mpich": _mpi(
         "mpich", ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"), ("SLURM_JOB_ID", "PBS_JOBID"), ("MPI_LOCALNRANKS",)
     ),
+    "pbs": _pbs,
 }  # fmt: skip

@@ -97,6 +97,8 @@ FIELDS = ("rank", "local_rank", "node_rank", "world_size", "local_world_size", "
         ("launcher", {**LOCAL, **OTHER_NODE}, "x", (3, 1, 1, 4, 2, 2, ("h", "h"), "h", "j")),
         ("mpich", {**MPICH, **TWO}, "n1", (1, 1, 0, 4, 2, 2, N12, "n1", "mpich-9")),
         ("mpich", {**MPICH, "MPI_LOCALNRANKS": "4"}, "h", (1, 1, 0, 4, 4, 1, ("h",), "h", "mpich-9")),
+        ("pbs", PBS, "x", (1, 0, 1, 2, 1, 2, S12, "n1.site", "pbs-8.srv")),
+        ("pbs", {**PBS, "PBS_NODENUM": "0", "PBS_TASKNUM": "2"}, "x", (0, 0, 0, 2, 1, 2, S12, "n1.site", "pbs-8.srv")),
         ("plain", {**PBS, "PBS_NODENUM": "0", "PBS_TASKNUM": "1"}, "n1", (0, 0, 0, 1, 1, 1, ("n1",), "n1", "plain")),
         ("plain", {**PBS, "PBS_NODEFILE": "/aux/empty"}, "n1", (0, 0, 0, 1, 1, 1, ("n1",), "n1", "plain")),
     ],
@@ -116,6 +118,7 @@ ALL = {
     "openmpi": OPENMPI,
     "pals": PALS,
     "mpich": MPICH,
+    "pbs": PBS,
 }
 
 
@@ -123,7 +126,7 @@ ALL = {
 def test_the_innermost_of_several_sources_counts(first: int) -> None:
     """torchrun within srun within PBS: each launcher leaves the outer one's variables in place."""
     assert list(ALL) == list(SOURCES)
-    environ = dict(PBS)
+    environ: dict[str, str] = {}
     for name in reversed(list(ALL)[first:]):
         environ |= ALL[name]
     assert place(environ, "node1").source == list(ALL)[first]
@@ -164,6 +167,7 @@ def test_a_source_that_lacks_a_variable_gives_way_whatever_the_others_are() -> N
         ({**TORCHRUN, "MASTER_PORT": "http"}, "MASTER_PORT='http' is not a number"),
         ({**LOCAL, "LAUNCHER_TASKS": "1"}, "contradict"),
         ({**OPENMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "0"}, "contradict"),
+        ({**PBS, "PBS_NODENUM": "2"}, "2 of 2"),
         ({"MASTER_ADDR": "m", "MASTER_PORT": "x"}, "MASTER_PORT='x' is not a number"),
     ],
 )
@@ -179,7 +183,7 @@ def test_an_unknown_master_is_an_error_that_names_the_cure(environ: dict[str, st
     assert place({**environ, "MASTER_ADDR": "m"}).master == "m"
 
 
-@pytest.mark.parametrize("source", ["launcher", "srun", "openmpi", "pals", "mpich"])
+@pytest.mark.parametrize("source", ["launcher", "srun", "openmpi", "pals", "mpich", "pbs"])
 def test_the_users_word_on_the_master_counts(source: str) -> None:
     asked = place({**ALL[source], "MASTER_ADDR": "m", "MASTER_PORT": "1234"})
     assert (asked.master, asked.master_port) == ("m", 1234)
