@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from launcher.config.scheduler_table import own_settings
@@ -21,15 +22,26 @@ from launcher.schedulers.sge.settings import GpuDirective, SGESettings
 from launcher.schedulers.site import Finding, ok, problem, warning
 
 
+def unknown_queue(names: Sequence[str], queues: Sequence[ClusterQueue]) -> str | None:
+    """Returns the first name that is neither a queue's nor an expression (`gpu*`, `!(a|b)`; sge_types(1), wc_queue)."""
+    known = {queue.name for queue in queues}
+    return next((name for name in names if name not in known and not set(name) & set("*?[!&|(")), None)
+
+
+def queues_named(names: Sequence[str], queues: Sequence[ClusterQueue]) -> list[ClusterQueue]:
+    """Returns the queues that these names may stand for; [] if that is not known."""
+    if any(set(name) & set("!&|(") for name in names):
+        return []
+    return [queue for queue in queues if any(fnmatchcase(queue.name, name) for name in names)]
+
+
 def check_queue(plan: JobPlan, queues: Sequence[ClusterQueue]) -> list[ClusterQueue]:
-    """Returns the queues that could run the job (all, if it names patterns only); raises ConfigError: none could."""
-    known, settings = {queue.name: queue for queue in queues}, settings_of(plan, SGESettings)
-    wanted = [name.partition("@")[0] for name in settings.queue.split(",")] if settings.queue else list(known)
-    for name in wanted:
-        if name not in known and not set(name) & set("*?["):  # a pattern may match several
-            setting = f"cluster.queue={settings.queue}"
-            raise ConfigError(f"{site.no_such('queue', setting, name, known)} Known: {', '.join(known)}")
-    mine = [known[name] for name in wanted if name in known]
+    """Returns the queues that could run the job (all, if it is not known which); raises ConfigError: none could."""
+    settings = settings_of(plan, SGESettings)
+    if name := unknown_queue(settings.queue_names, queues):
+        known, setting = [queue.name for queue in queues], f"cluster.queue={settings.queue}"
+        raise ConfigError(f"{site.no_such('queue', setting, name, known)} Known: {', '.join(known)}")
+    mine = queues_named(settings.queue_names or ["*"], queues)
     if not mine:
         return list(queues)
     where = f"queue {', '.join(each.name for each in mine)}" if settings.queue else "this Grid Engine's queues"
@@ -177,13 +189,12 @@ def lines(queues: Sequence[ClusterQueue], own: str | None = None) -> list[str]:
 
 
 def compared(cluster: Cluster, queues: Sequence[ClusterQueue]) -> Iterator[Finding]:
-    known, settings = {each.name: each for each in queues}, own_settings(cluster, SGESettings)
-    own = [name.partition("@")[0] for name in settings.queue.split(",")] if settings.queue else []
-    for name in own:
-        if name not in known and not set(name) & set("*?["):
-            yield site.missing("queue", f"cluster.queue={settings.queue}", name, known)
-            return
-    mine = [known[name] for name in own if name in known] or list(queues)
+    settings = own_settings(cluster, SGESettings)
+    own = settings.queue_names
+    if name := unknown_queue(own, queues):
+        yield site.missing("queue", f"cluster.queue={settings.queue}", name, [each.name for each in queues])
+        return
+    mine = queues_named(own, queues) or list(queues)
     times = [each.time for each in mine if each.time is not None]
     longest = max(times) if times and len(times) == len(mine) else None
     yield from site.stated_limits(cluster, {"time": longest}, f"queue {settings.queue}" if own else "its queues")

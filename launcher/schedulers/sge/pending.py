@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from launcher.formatting import plural
@@ -117,9 +118,8 @@ def lines_of(verified: str) -> list[str]:
 
 def instance_lines(instances: list[QueueInstance], plan: JobPlan) -> tuple[str, ...]:
     """Returns the line `4 queue instances: 2 with a free slot`, then one per instance that takes no jobs."""
-    named = settings_of(plan, SGESettings).queue
-    wanted = {name.partition("@")[0] for name in named.split(",")} if named else None
-    mine = [each for each in instances if wanted is None or each.queue in wanted]
+    wanted = settings_of(plan, SGESettings).queue_names
+    mine = [each for each in instances if not wanted or any(fnmatchcase(each.queue, name) for name in wanted)]
     if not mine:
         return ()
     free = sum(each.used < each.total and not each.broken for each in mine)

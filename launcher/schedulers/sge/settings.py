@@ -46,3 +46,8 @@ class SGESettings(SchedulerSettings):
     mem_resource: str | None = None  # the site's resource for memory (h_vmem, mem_free) that mem asks for
     per_node: list[str] = field(default_factory=list)  # those of the two that count once for a node, not for each slot
     resources: Flat = field(default_factory=dict)  # more resources of the job, as -l NAME=VALUE
+
+    @property
+    def queue_names(self) -> list[str]:
+        """The names in `queue`, without hosts (`all.q@node1`); some may be patterns."""
+        return [name.partition("@")[0] for name in self.queue.split(",")] if self.queue else []

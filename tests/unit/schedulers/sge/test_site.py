@@ -188,6 +188,21 @@ def test_queues_and_resources_are_compared() -> None:
         limits.check_resources(sge_plan(), ["gpus"], complexes)
 
 
+@pytest.mark.parametrize(
+    ("queue", "time", "usable"),
+    [
+        ("short,lo*", 7200, ["long"]), ("short@node1,long@@big", 7200, ["long"]), ("s*", 60, ["short"]),
+        ("[ls]o*", 7200, ["long"]), ("!long", 7200, ["short", "long"]), ("x*", 7200, ["short", "long"]),
+    ],
+)  # fmt: skip
+def test_a_pattern_stands_for_the_queues_that_it_matches(queue: str, time: int, usable: list[str]) -> None:
+    queues = [ClusterQueue("short", 3600, ()), ClusterQueue("long", None, ())]
+    found = limits.check_queue(sge_plan(cluster={"queue": queue}, time=time), queues)
+    assert [each.name for each in found] == usable
+    with pytest.raises(ConfigError, match="ends jobs after 01:00:00"):
+        limits.check_queue(sge_plan(cluster={"queue": "sh*"}, time=7200), queues)
+
+
 def test_all_times_that_a_job_ran() -> None:
     past = {job: client.of_records(times) for job, times in records(recorded("qacct.txt")).items()}
     assert [each.raw_state for each in past["21"]] == ["REQUEUED", "FAILED"]
