@@ -50,7 +50,7 @@ def check_queue(plan: JobPlan, queues: Sequence[ClusterQueue]) -> list[ClusterQu
         most = format_hours(max(each.time or 0 for each in mine))
         raise ConfigError(f"time={format_hours(plan.time)}: {where} ends jobs after {most}: use time={most} or less")
     wants = settings.parallel_environment
-    fitting = [each for each in longest if not wants or wants in each.environments]
+    fitting = [each for each in longest if not wants or any(fnmatchcase(pe, wants) for pe in each.environments)]
     if not fitting:
         others = sorted({other for each in longest for other in each.environments})
         raise ConfigError(
@@ -86,6 +86,11 @@ def check_environment(
         raise ConfigError(f"{key}: {gives}: use cluster.slots={own.per_host}")
     if why := refusal(plan, own):
         raise ConfigError(f"{key}: {why}: {instead}")
+
+
+def environments_named(name: str, known: Sequence[ParallelEnvironment]) -> list[ParallelEnvironment]:
+    """Returns the parallel environments that a name, or a pattern (`mpi*`), stands for: the job gets one of them."""
+    return [each for each in known if fnmatchcase(each.name, name)]
 
 
 def refusal(plan: JobPlan, pe: ParallelEnvironment) -> str | None:
@@ -138,9 +143,14 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
     sge = SGE(plan.cluster.submit_timeout)
     try:
         if name := settings_of(plan, SGESettings).parallel_environment:
-            own = sge.environment(name)
-            unusable = own is None or refusal(plan, own) is not None
-            check_environment(plan, own, sge.environments() if unusable else [])
+            own = None if "*" in name else sge.environment(name)
+            if own is not None and refusal(plan, own) is None:
+                check_environment(plan, own, [])
+            else:
+                known = sge.environments()
+                found: list[ParallelEnvironment | None] = [*environments_named(name, known)]
+                for each in found or [None]:
+                    check_environment(plan, each, known)
         check_queue(plan, sge.queues())
         check_resources(plan, asked_for(plan), sge.complexes())
         hosts = sorted({each.host for each in sge.instances()})
@@ -203,7 +213,7 @@ def compared(cluster: Cluster, queues: Sequence[ClusterQueue]) -> Iterator[Findi
 def environment(cluster: Cluster, environments: Sequence[ParallelEnvironment]) -> Iterator[Finding]:
     settings = own_settings(cluster, SGESettings)
     usable = [each for each in environments if each.per_host and each.starts_tasks]
-    own = next((each for each in environments if each.name == settings.parallel_environment), None)
+    own = next(iter(environments_named(settings.parallel_environment or "", environments)), None)
     if settings.parallel_environment and own is None:
         known = [each.name for each in environments]
         text = f"cluster.parallel_environment={settings.parallel_environment}: there is none of that name."

@@ -164,6 +164,25 @@ def test_a_parallel_environment_gives_each_node_its_slots(
     assert told in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [("no*", None), ("*", "its allocation_rule is"), ("x*", "there is no such parallel environment")],
+)
+def test_a_pattern_stands_for_parallel_environments_that_all_fit(
+    monkeypatch: pytest.MonkeyPatch, pattern: str, told: str | None
+) -> None:
+    answers = {"environments": [NODES, SMP], "queues": [ClusterQueue("q", None, ("nodes",))], "instances": []}
+    for name, answer in {**answers, "complexes": parse_complexes(recorded("qconf-sc.txt"))}.items():
+        monkeypatch.setattr(client.SGE, name, lambda _, answer=answer: answer)
+    plan = sge_plan(nodes=2, min_nodes=2, cluster={"parallel_environment": pattern})
+    if told is None:
+        limits.compare(plan, {})
+        return
+    with pytest.raises(ConfigError) as caught:
+        limits.compare(plan, {})
+    assert told in str(caught.value)
+
+
 def test_without_a_usable_one_it_says_what_to_ask_the_administrator_for() -> None:
     plan = sge_plan(nodes=2, cluster={"parallel_environment": "fill"})
     with pytest.raises(ConfigError, match=r"ask the administrator .* `allocation_rule 1` and `control_slaves TRUE`"):
