@@ -19,7 +19,7 @@ from launcher.diagnose.verdict import EndedAttempt
 from launcher.errors import DONE, FAILED, RunError
 from launcher.failures import error_patterns, messages, tracebacks
 from launcher.failures.codes import EndKind, FaultCode
-from launcher.formatting import clean, name_ranks, ranges, rough_size
+from launcher.formatting import clean, name_ranks, plural, ranges, rough_size
 from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunStatus, or_damaged, rerun, status_of
 from launcher.plan.plan import JobPlan
 from launcher.runs import user_checkpoints
@@ -31,6 +31,8 @@ from launcher.runs.output import rank_files, rank_logs, start_of, tail
 
 LAST_LINES = 10  # last lines of the failed rank's log that are shown
 LOOK = 3.0  # seconds in which files that a program has saved are looked for
+MOST_RESTARTS = 10  # newest ones of an attempt that are shown
+MOST_STACKS = 20  # different ones of a hang that are shown
 MOST_RANKS = 256  # at most so many ranks' logs are searched for errors
 
 
@@ -96,13 +98,20 @@ def _as_dict(seen: RunStatus, examined: dict[str, Any] | None, ended: list[Ended
 def _nothing(seen: RunStatus, name: str) -> Iterator[str]:
     if seen.state.value == "done":
         yield f"{seen.run.id} is done: there is no cause to look for"
-        for place, line in enumerate(restarts(seen.history.events), 1):
-            yield from labelled("before", f"round {place} began because {line}")
+        yield from _before(restarts(seen.history.events))
         for line in unused_gpu_lines(seen.history.events):
             yield from labelled("gpus", line)
         return
     yield f"{seen.run.id} is not over: it is {seen.state.value}" + (f" ({seen.job.text})" if seen.job.text else "")
     yield f"see {program()} {'why' if seen.state.value == 'queued' else 'status'} {name}"
+
+
+def _before(causes: Sequence[str]) -> Iterator[str]:
+    earlier = max(0, len(causes) - MOST_RESTARTS)
+    if earlier:
+        yield from labelled("before", f"{plural(earlier, 'restart')} before these")
+    for place, line in enumerate(causes[earlier:], earlier + 1):
+        yield from labelled("before", f"round {place} began because {line}")
 
 
 def _of(seen: RunStatus, examined: Mapping[str, Any]) -> Iterator[str]:
@@ -129,8 +138,7 @@ def _of(seen: RunStatus, examined: Mapping[str, Any]) -> Iterator[str]:
         yield from labelled("others", f"{name_ranks(examined['followed'])} only followed")
     if examined["cancelled_by"]:
         yield from labelled("by", examined["cancelled_by"])
-    for place, line in enumerate(examined["restarts"], 1):
-        yield from labelled("before", f"round {place} began because {line}")
+    yield from _before(examined["restarts"])
     for line in unused_gpu_lines(seen.history.events) if examined["attempt"] == seen.history.attempt else ():
         yield from labelled("gpus", line)
     if memory and kind in (EndKind.OUT_OF_MEMORY, EndKind.KILLED):
@@ -149,10 +157,13 @@ def _of(seen: RunStatus, examined: Mapping[str, Any]) -> Iterator[str]:
         yield f"\nLast output of rank {examined['rank']}:"
         for line in examined["log"]:
             yield f"  {clean(line)}"
-    for stack in examined["stacks"]:
+    stacks = sorted(examined["stacks"], key=lambda stack: len(stack["ranks"]))  # a few ranks hold up all others
+    for stack in stacks[:MOST_STACKS]:
         yield f"\nStack of {name_ranks(stack['ranks'])}, the newest frame first:"
         for frame in stack["frames"]:
             yield f"  {clean(frame)}"
+    if len(stacks) > MOST_STACKS:
+        yield f"\n... and {len(stacks) - MOST_STACKS} other stacks: see the files above, or --json"
 
 
 # -- What is found of an attempt

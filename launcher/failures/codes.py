@@ -73,7 +73,6 @@ class StopReason(Code):
     EXIT_75 = "exit_75"  # ranks exited with 75 without a stop request
     NOT_IN_TIME = "not_in_time"  # ranks got a stop request and did not exit in time
     KILLED = "killed"  # all agents were killed before one could write a reason
-    NODE_RETURNED = "node_returned"  # a lost node came back. Ends the round, not the attempt: the next round has it
     UNREADABLE = "unreadable"  # a file that the attempt needs cannot be read now
     EXIT_UNREAD = "exit_unread"  # the driver cannot read the exit code of its agents, or they recorded none
     LEASE_LOST = "lease_lost"  # another attempt holds the run's lease, and decides what becomes of the run

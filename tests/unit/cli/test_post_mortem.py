@@ -242,6 +242,23 @@ def test_a_hang_shows_the_stacks_of_its_last_round(made: Run, call: Call) -> Non
     assert "before     round 1 began because rank 0 on node1: killed by SIGKILL" in shown
 
 
+def test_of_many_stacks_and_restarts_some_are_shown_and_the_rest_is_counted(made: Run, call: Call) -> None:
+    attempt_made = attempt(made, rank=1, code="hang", accused=[{"host": "node2", "rank": 1}])
+    for number in range(15):
+        event_files.append(
+            attempt_made.events_file("node-0"), kinds.Restart(round=number, code=FaultCode.RAISED, rank=0, host="node1")
+        )
+    for rank in range(30):
+        line = 1 if rank > 24 else rank
+        write(attempt_made.logs / f"rank-{rank}.stacks", f'x\n\ny\n  File "/home/me/a.py", line {line} in f\n')
+    shown = call("a")[1]
+    assert shown.count("Stack of rank") == 20
+    assert "... and 5 other stacks" in shown
+    assert "before     5 restarts before these" in shown
+    assert shown.count(" began because ") == 10
+    assert len(verdict(call)["restarts"]) == 15
+
+
 def test_a_run_that_is_not_over_says_so(made: Run, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         run_status.JobMonitor, "job", lambda *_: run_status.JobStatus(JobState.PENDING, "PENDING", "Resources")
