@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from argparse import Namespace
@@ -14,7 +13,7 @@ from typing import Any
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.folder import best_of, newest_first
 from launcher.checkpoint.format import Manifest
-from launcher.cli.output import WIDTH, print_columns
+from launcher.cli.output import WIDTH, json_text, print_columns
 from launcher.errors import FAILED, ConfigError, near
 from launcher.formatting import brief, cut, flat, long_size, plural
 from launcher.plan.plan import JobPlan
@@ -90,7 +89,7 @@ def _list(place: NamedCheckpoints, as_json: bool) -> int:
     rows = list(_rows(place))
     files, more = _files(place.plan) if place.plan is not None and place.plan.own_code else ([], "")
     if as_json:
-        print(json.dumps([*rows, *files], indent=1))
+        print(json_text([*rows, *files]))
         return 0
     if not rows and not files:
         print(f"no checkpoints in {place.folder}")
@@ -193,7 +192,7 @@ def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
     entries, rest = loading.entries(contents), contents.values
     if as_json:
         shown = {**asdict(manifest), "path": str(path), "tensors": entries}
-        print(json.dumps({**shown, "values": flat(rest)}, indent=1, default=str))
+        print(json_text({**shown, "values": flat(rest)}))
         return 0
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time))
     print(f"step {manifest.step}, saved {when} by {manifest.world_size} rank(s) in attempt {manifest.attempt}")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import __version__, paths
-from launcher.cli.output import labelled
+from launcher.cli.output import json_text, labelled
 from launcher.config.schema import Cluster, Config
 from launcher.errors import NOT_ON_PATH, ConfigError
 from launcher.files.folder_checks import LOCAL, kind_of
@@ -53,7 +53,7 @@ def run(arguments: Namespace) -> int:
     level = worst(found)
     if arguments.as_json:
         values = {"launcher": __version__, "python": sys.version.split()[0], "level": level.value}
-        print(json.dumps({**values, "findings": [dataclasses.asdict(each) for each in found]}, indent=1))
+        print(json_text({**values, "findings": [dataclasses.asdict(each) for each in found]}))
     else:
         problems, warnings = (sum(each.level is kind for each in found) for kind in (Level.PROBLEM, Level.WARNING))
         print(f"\n{plural(problems, 'problem')}, {plural(warnings, 'warning')}")

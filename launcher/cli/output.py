@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -70,6 +71,14 @@ def print_under(label: str, lines: Iterable[str]) -> None:
 def print_columns(rows: Sequence[Sequence[str]], *, wraps: int | None = None) -> None:
     for lines in table(rows, wraps=wraps):
         print(*lines, sep="\n")
+
+
+def json_text(value: Any) -> str:
+    """Returns a value as JSON for programs; a number that is not finite, for which JSON has no word, is null."""
+    text = json.dumps(value, indent=1, default=str)
+    if "NaN" in text or "Infinity" in text:
+        text = json.dumps(json.loads(text, parse_constant=lambda _: None), indent=1)
+    return text
 
 
 def print_unreadable(run: Run) -> None:

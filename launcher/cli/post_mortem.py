@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pwd
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint import format as checkpoints
-from launcher.cli.output import labelled, print_unreadable, program
+from launcher.cli.output import json_text, labelled, print_unreadable, program
 from launcher.diagnose import verdict as known
 from launcher.diagnose.advice import Case, advice
 from launcher.diagnose.verdict import EndedAttempt
@@ -74,7 +73,7 @@ def _examine(found: Run, arguments: Namespace) -> tuple[int, list[str]]:
     ended = known.verdicts(seen)
     code = DONE if over else FAILED
     if arguments.as_json:
-        return code, [json.dumps(_as_dict(seen, examined, ended), indent=1)]
+        return code, [json_text(_as_dict(seen, examined, ended))]
     lines = list[str]()
     for each in ended if len(ended) > 1 or not seen.state.over else ():
         why = f": {each.verdict.cause}" if each.verdict.cause else ""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import shutil
@@ -21,7 +20,7 @@ from typing import Any
 
 from launcher.cli.cleanup import Orphan, Orphans, in_batches, short_job
 from launcher.cli.commands import remote_profiles
-from launcher.cli.output import WIDTH, cause, ending, print_columns, print_unreadable, program, table
+from launcher.cli.output import WIDTH, cause, ending, json_text, print_columns, print_unreadable, program, table
 from launcher.cli.progress import on_terminal, progress_of, timed, wait_until_readable
 from launcher.cli.ssh_forward import RemoteRows
 from launcher.errors import ConfigError, RunError
@@ -75,7 +74,7 @@ def run(arguments: Namespace) -> int:
             print(line, file=sys.stderr)
         results = {each.run.id: each.run.result() for each in view.seen} if names else {}
         values = [{**plain(row), "metrics": results.get(row["run"])} for row in view.rows]
-        print(json.dumps(values, indent=1))
+        print(json_text(values))
         return 0
     if not view.rows:
         print(f"no runs in {folder}" + (" that match" if rows.filtered else ""))

@@ -20,6 +20,7 @@ from launcher.cli.output import (
     WIDTH,
     cause_of_point,
     confirm,
+    json_text,
     metric_text,
     no_pilot,
     print_columns,
@@ -125,10 +126,10 @@ def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
     }
     if as_json:
         rows = [(each, numbers[each.id]) for each in shown]
-        print(json.dumps([
+        print(json_text([
             {"sweep": each.id, **({"cause": found.message} if isinstance(found, DamagedRun) else {"counts": found}),
              "directory": str(each.path)} for each, found in rows
-        ], indent=1))  # fmt: skip
+        ]))  # fmt: skip
         return 0
     if not found:
         print(f"no sweeps in {folder}")
@@ -159,7 +160,7 @@ def show_status(sweep: Sweep, *, everything: bool = False, as_json: bool = False
             found, best = search[1], search[1].best
             of_best = best and {"point": best.number, "value": best.value}
             values["search"] = {**vars(found), "best": of_best, "rungs": [vars(each) for each in found.rungs]}
-        print(json.dumps({**values, "counts": counts(seen), "points": points}, indent=1))
+        print(json_text({**values, "counts": counts(seen), "points": points}))
         return 0
     print(f"{sweep.id}: {summary(counts(seen))}")
     for line in described(*search) if search else ():
@@ -261,7 +262,7 @@ def show_results(
             for each in (*done, *rest)
         ]
         best = ranked[0] if ranked and order.metric in metrics[ranked[0]] else None
-        print(json.dumps({"sweep": sweep.id, "sorted_by": order.metric, "best": best, "points": found}, indent=1))
+        print(json_text({"sweep": sweep.id, "sorted_by": order.metric, "best": best, "points": found}))
         return 0
     if csv is not None:
         _write_csv(csv, (*done, *rest), keys, metrics)

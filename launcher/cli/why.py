@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
 
-from launcher.cli.output import cause, labelled, print_unreadable, program, table
+from launcher.cli.output import cause, json_text, labelled, print_unreadable, program, table
 from launcher.cli.progress import elapsed
 from launcher.errors import RunError
 from launcher.formatting import format_time, plural
@@ -33,7 +32,7 @@ def run(arguments: Namespace) -> int:
     found = find(arguments.name, arguments.runs_dir)
     explanation = explain(found, program(), arguments.trials)
     if arguments.as_json:
-        print(json.dumps(as_json(explanation), indent=1))
+        print(json_text(as_json(explanation)))
         return 0
     print(shown(explanation, time.time()))
     print_unreadable(found)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from launcher.cli.output import bound_to
+from launcher.cli.output import bound_to, json_text
 from launcher.config.schema import LaunchMode
 from tests.unit.plans import plan_of
 
@@ -24,3 +25,17 @@ from tests.unit.plans import plan_of
 )
 def test_what_is_known_of_cores_before_a_node_is(keys: dict[str, Any], shown: list[str]) -> None:
     assert bound_to(plan_of(**keys)) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"loss": float("nan"), "best": [float("-inf"), 1.5]}, {"loss": None, "best": [None, 1.5]}),
+        ({"dataset": "NaN or Infinity"}, {"dataset": "NaN or Infinity"}),
+    ],
+)
+def test_programs_get_json_that_any_parser_reads(value: dict[str, object], text: dict[str, object]) -> None:
+    def refused(constant: str) -> None:
+        raise AssertionError(constant)
+
+    assert json.loads(json_text(value), parse_constant=refused) == text
