@@ -93,7 +93,7 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
 
     if not archive.name.endswith(SUFFIXES):
         raise ConfigError(f"{archive} is none of {', '.join(SUFFIXES)}")
-    programs.checked(str(folder), "")
+    programs.checked(str(folder), "", here=True)
     if (folder / "conda-meta").is_dir():
         raise ConfigError(
             f"{folder} is an environment of conda: `conda-pack -p {folder} -o {archive}` makes an archive of it"

@@ -440,3 +440,5 @@ def test_the_command_packs_and_does_not_replace(
 def test_a_folder_that_cannot_be_packed_is_named_without_a_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"^{re.escape(str(tmp_path))}/gone: there is no gone in "):
         archives.pack(tmp_path / "gone", tmp_path / "env.tar")
+    with pytest.raises(ConfigError, match="/gone/too is not there"):  # not even the folder around it
+        archives.pack(tmp_path / "gone/too", tmp_path / "env.tar")
