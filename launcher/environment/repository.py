@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 from launcher import size_limits
 from launcher.errors import NOT_ON_PATH, ConfigError, RunError
 from launcher.fast_dataclasses import Struct
-from launcher.files import safe_io
+from launcher.files.retried_reads import Wrong, read_json, unwrap
 from launcher.formatting import format_size, plural, rough_size
 from launcher.paths import user_cache_dir
 
@@ -49,7 +49,7 @@ def tree(folder: str, without: Sequence[str] = (), key: str = SNAPSHOT) -> Tree:
         path = root / name
         try:
             status = path.lstat()
-        except OSError:  # deleted, but still in git's index
+        except (FileNotFoundError, NotADirectoryError):  # deleted, but still in git's index
             continue
         where = os.path.join(os.path.realpath(path.parent), path.name)
         if where != str(path):  # as git sees it, it is deleted: one of its folders is a link now
@@ -78,12 +78,13 @@ def sent_tree(folder: str) -> SentTree | None:
     if here == trees or not within(here, trees):
         return None
     root = Path(trees, os.path.relpath(here, trees).partition(os.sep)[0])
+    found = read_json(root / SENT, size_limits.CODE_LIST_BYTES)
+    facts: Any = None if isinstance(found, Wrong) else unwrap(found)
     try:
-        facts: dict[str, Any] = json.loads(safe_io.read_whole(root / SENT, size_limits.CODE_LIST_BYTES))
         files = {name: entry[1] for name, entry in facts["files"].items()}
         return SentTree(Tree(root, {**files, SENT: 0}), facts["digest"], facts["commit"])
-    except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"{root / SENT} cannot be read ({error}): remove {root}, and submit again") from None
+    except (LookupError, TypeError, AttributeError):
+        raise RunError(f"{root / SENT} is missing or damaged: remove {root}, and submit again") from None
 
 
 def _names(key: str, root: Path, prefix: str) -> Iterator[str]:

@@ -7,11 +7,12 @@ folder, with uncommitted changes. Files that .gitignore names (data, checkpoints
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,12 +22,19 @@ from launcher.environment import programs
 from launcher.environment.repository import Tree, check, tree, within
 from launcher.errors import ConfigError, RunError
 from launcher.paths import PACKAGE
-from launcher.plan.build import PlanFacts, resolved_value
+from launcher.plan.build import PlanFacts
 from launcher.plan.plan import JobPlan, SnapshotCode
 from launcher.runs.directory import Run
 
 FOLDER = "code"  # name of the snapshot in the directory of a run or sweep
 LIBRARY = "lib-"  # prefix of the folder (lib-VERSION, next to it) of our packages, for a Python that lacks them
+
+
+def code_in(folder: str, runs_dir: str, limit: int) -> Tree:
+    """Returns the files that a snapshot would have; raises ConfigError: they have more than `limit` bytes."""
+    found = tree(folder, [runs_dir])
+    check(found, limit)
+    return found
 
 
 def planned(config: Config, site: PlanFacts, found: Tree | None, before: JobPlan | None, folder: Path) -> PlanFacts:
@@ -38,7 +46,6 @@ def planned(config: Config, site: PlanFacts, found: Tree | None, before: JobPlan
         assert before is not None and before.code.snapshot is not None and before.code.repository is not None
         root, code, known = before.code.repository, before.code.snapshot, before.code.path
     else:
-        check(found, resolved_value(config.env, "snapshot_limit", "env."))
         _require_workload(config, site, found)
         root, code, known = str(found.root), str(folder), ()
     # `python -m launcher` puts the working folder first.
@@ -158,8 +165,7 @@ def take(plan: JobPlan) -> None:
         _copy_launcher(library)
     if plan.code.snapshot is None or plan.code.repository is None or os.path.isdir(plan.code.snapshot):
         return
-    found = tree(plan.submitted_in, [_runs_dir(plan.run_dir)])
-    check(found, plan.env.snapshot_limit)
+    found = code_in(plan.submitted_in, _runs_dir(plan.run_dir), plan.env.snapshot_limit)
     code = Path(plan.code.snapshot)
     try:
         with _whole(code, f".{code.name}-{os.getpid()}") as part:
@@ -233,13 +239,16 @@ def folder_of(run: Run, *, another: bool) -> Path:
     """Returns the folder of a run's snapshot: its sweep's, or with `another` a new one of its own (code-1)."""
     if not another:
         return (run.path.parent if run.path.name.isdecimal() else run.path) / FOLDER
-    number = sum(entry.is_dir() for entry in run.path.glob(f"{FOLDER}*"))
-    return run.path / (f"{FOLDER}-{number}" if number else FOLDER)
+    paths = (run.path / (f"{FOLDER}-{number}" if number else FOLDER) for number in itertools.count())
+    return next(path for path in paths if not path.exists())  # the user may have removed some
 
 
-def earlier_plan(run: Run) -> JobPlan | None:
-    """Returns the plan with the existing snapshot of a run or its sweep, or None; RunError: its folder is gone."""
-    plan = run.plan() if run.recorded() else _of_sweep(run)
+def earlier_plan(run: Run, of_sweep: Callable[[Path], JobPlan | None]) -> JobPlan | None:
+    """Returns the plan with the existing snapshot of a run or its sweep, or None; RunError: its folder is gone.
+
+    of_sweep: `plan_of_sweep`, perhaps with a cache.
+    """
+    plan = run.plan() if run.recorded() else of_sweep(run.path.parent) if run.path.name.isdecimal() else None
     if plan is None or plan.code.snapshot is None:
         return None
     if not os.path.isdir(plan.code.snapshot):
@@ -249,9 +258,8 @@ def earlier_plan(run: Run) -> JobPlan | None:
     return plan
 
 
-def _of_sweep(run: Run) -> JobPlan | None:
-    if not run.path.name.isdecimal():
-        return None
-    points = (Run(each) for each in run.path.parent.glob("[0-9]*") if each.name.isdecimal())
+def plan_of_sweep(sweep: Path) -> JobPlan | None:
+    """Returns the plan of one of the points in a sweep's directory that have a record; None: there are none."""
+    points = (Run(each) for each in sweep.glob("[0-9]*") if each.name.isdecimal())
     other = next((point for point in points if point.recorded()), None)
     return None if other is None else other.first_plan()  # later plans of a point may have a snapshot of their own

@@ -14,12 +14,12 @@ from typing import Any
 from launcher import redaction
 from launcher.config import profiles
 from launcher.config.schema import Cluster, Config, Function, Program, ResumeHow
-from launcher.environment import container_command, programs, repository, snapshot
+from launcher.environment import container_command, programs, snapshot
 from launcher.environment import secrets as secret
 from launcher.errors import ConfigError, RunError, program
 from launcher.paths import code_root, new_id
 from launcher.plan import limits, workload_hook
-from launcher.plan.build import PlanFacts, build, check_name, refuse_unusable
+from launcher.plan.build import PlanFacts, build, check_name, refuse_unusable, resolved_value
 from launcher.plan.plan import Archive, JobPlan, keys_of
 from launcher.runs.directory import Run, token_of
 from launcher.runs.lease_and_locks import other_user
@@ -38,8 +38,9 @@ class Inputs:
         self._template = functools.cache(render.checked_template)
         self._archive = functools.cache(_archive)
         self._environment = functools.cache(programs.checked)
-        self._tree = functools.cache(repository.tree)
-        self._before = functools.cache(snapshot.earlier_plan)
+        self._code = functools.cache(snapshot.code_in)
+        of_sweep = functools.cache(snapshot.plan_of_sweep)
+        self._before = functools.cache(lambda run: snapshot.earlier_plan(run, of_sweep))
 
     def with_code(self, config: Config, site: PlanFacts, *, new_snapshot: bool = False) -> PlanFacts:
         """Returns the site with facts about env.archive, the copy of our packages, and the snapshot's folders."""
@@ -52,10 +53,11 @@ class Inputs:
             return site
         before = None if new_snapshot else self._before(run)
         runs_dir = str(Path(config.runs_dir).expanduser().absolute())
-        tree = self._tree(site.workdir, (runs_dir,)) if before is None else None
+        limit = resolved_value(config.env, "snapshot_limit", "env.")
+        code = self._code(site.workdir, runs_dir, limit) if before is None else None
         # A recorded point without a snapshot gets one of its own, since that of its sweep may be older code.
         folder = snapshot.folder_of(run, another=new_snapshot or run.recorded())
-        return snapshot.planned(config, site, tree, before, folder)
+        return snapshot.planned(config, site, code, before, folder)
 
     def with_environment(self, config: Config) -> tuple[Config, tuple[str, ...]]:
         """Returns the config with the path of its container, archive or environment, and notes; raises ConfigError."""

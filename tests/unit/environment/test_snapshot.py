@@ -21,6 +21,7 @@ from launcher.plan.build import PlanFacts
 from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Run
 from launcher.submission.prepare import Inputs, make_plan
+from tests.unit.faults import FileServer
 from tests.unit.plans import SITE, make_config
 from tests.unit.sandbox import Sandbox
 
@@ -129,6 +130,14 @@ def test_run_directories_in_the_repository_are_no_code(repository: Path) -> None
     snapshot.take(plan)
     assert plan.code.snapshot is not None
     assert not (Path(plan.code.snapshot) / "runs").exists()
+
+
+def test_a_file_that_cannot_be_looked_at_now_is_not_left_out(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FileServer(monkeypatch).fail("train")
+    with pytest.raises(OSError, match="Input/output"):
+        planned(repository, tmp_path / "runs")
 
 
 def test_one_that_is_too_large_names_the_largest_files(repository: Path, tmp_path: Path) -> None:
@@ -266,6 +275,7 @@ def test_a_run_that_goes_on_has_the_same_copy_unless_another_is_wanted(repositor
     (run.path / "code").rename(run.path / "lost")
     with pytest.raises(RunError, match="--new-snapshot"):
         planned(repository, runs)
+    assert planned(repository, runs, again=True).code.snapshot == first.code.snapshot  # not code-1, which is older code
 
 
 def into(config: Config, run: Run) -> Any:
@@ -326,7 +336,7 @@ def test_a_point_that_had_none_gets_one_of_its_own(repository: Path, tmp_path: P
     assert snapshot.into_plan(make_plan(config, Inputs().with_code(config, site))).code.snapshot == f"{folder}/code"
 
 
-def test_points_of_a_sweep_share_one(repository: Path, tmp_path: Path) -> None:
+def test_points_of_a_sweep_share_one(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = Inputs()
     config = make_config(runs_dir=str(tmp_path / "runs"), env=Env(snapshot=True))
     plans = []
@@ -338,7 +348,10 @@ def test_points_of_a_sweep_share_one(repository: Path, tmp_path: Path) -> None:
     recorded(plans[0])
     files(repository, train="newer")
     site = dataclasses.replace(SITE, workdir=str(repository), run_dir=str(tmp_path / "runs/lr/7"))
-    added_later = snapshot.into_plan(make_plan(config, Inputs().with_code(config, site)))
+    inputs = Inputs()
+    added_later = snapshot.into_plan(make_plan(config, inputs.with_code(config, site)))
+    monkeypatch.setattr(Path, "glob", lambda *_: pytest.fail("the points are listed again"))
+    inputs.with_code(config, dataclasses.replace(site, run_dir=str(tmp_path / "runs/lr/8")))
     assert added_later.code.snapshot == plans[0].code.snapshot
 
 
