@@ -90,16 +90,17 @@ def _files(plan: JobPlan, limit: _Limit) -> Iterator[tuple[str, os.stat_result]]
             if entry.name.endswith(ENDINGS) and (status := _status(entry.stat)) and not stat.S_ISDIR(status.st_mode):
                 yield entry.path, status
         return
-    pattern = os.path.join(plan.workdir, os.path.expanduser(named))
-    for match in chain([pattern], _matches(pattern, limit) if glob.has_magic(pattern) else ()):
+    pattern = os.path.expanduser(named)
+    matches = _matches(plan.workdir, pattern, limit) if glob.has_magic(pattern) else ()
+    for match in chain([os.path.join(plan.workdir, pattern)], matches):
         yield from _below(match, limit)
 
 
-def _matches(pattern: str, limit: _Limit) -> Iterator[str]:
+def _matches(folder: str, pattern: str, limit: _Limit) -> Iterator[str]:
     # Of a folder that a last `**` matches only the path is yielded, and not what is below. Links below `**` are left
     # out.
     parts = tuple(part for part in pattern.split("/") if part not in ("", "."))
-    waiting = [("/" if os.path.isabs(pattern) else ".", parts)]
+    waiting = [("/" if os.path.isabs(pattern) else folder, parts)]
     while waiting:
         path, parts = waiting.pop()
         first, rest = parts[:1], parts[1:]

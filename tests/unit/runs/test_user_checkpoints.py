@@ -121,6 +121,13 @@ def test_a_pattern_matches_what_it_does_in_python(tmp_path: Path, pattern: str) 
     assert {os.path.realpath(path) for path, _ in user_checkpoints.files(plan)} == found
 
 
+def test_the_folder_in_which_it_runs_is_no_pattern(tmp_path: Path) -> None:
+    plan = saved(tmp_path / "lr[01]", 0)
+    plan.workload.params["checkpoint"] = "*.pt"
+    (tmp_path / "lr[01]/work/1.pt").touch()
+    assert user_checkpoints.newest(plan) > 0
+
+
 def test_what_is_new_is_found_before_what_is_old_is_read(tmp_path: Path) -> None:
     work = []
     for count in (20, 200):
