@@ -216,7 +216,6 @@ def script_overrides(script: str, given: Sequence[str], *, module: bool = False)
 
 
 def resume(arguments: Namespace) -> int:
-    from launcher.monitoring.run_status import JobMonitor
     from launcher.runs.output import Stream
     from launcher.submission.resume import ready_attempt, require_over
 
@@ -229,7 +228,7 @@ def resume(arguments: Namespace) -> int:
     ready = ready_attempt(found, changes, new_snapshot=arguments.new_snapshot)
     if ready.composed.config.dry_run:
         return show(ready.prepared)
-    require_over(found, JobMonitor())  # before the user is asked to confirm; `Ready.submit` checks once more
+    require_over(found)  # before the user is asked to confirm; `Ready.submit` checks once more
     ask(ready, yes=arguments.yes)
     output = Stream(found)
     output.skip()  # the output of earlier attempts

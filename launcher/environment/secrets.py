@@ -9,7 +9,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,15 @@ PRUNED_AFTER = 86400.0  # seconds until such a file may be superfluous: the driv
 LOOKED_AT = 1000  # such files that a submission looks at, as a sweep of 100,000 points may wait
 
 
+def in_common(settings: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Returns the secrets of several configs, which one command submits; ConfigError: one has different values."""
+    found: dict[str, str] = {}
+    for name, value in (each for secrets in settings for each in secrets.items()):
+        if found.setdefault(name, value) != value:
+            raise ConfigError(f"cluster.environment.{name} is a secret: it must be the same everywhere")
+    return found
+
+
 @contextlib.contextmanager
 def exported(secrets: Mapping[str, str]) -> Iterator[None]:
     """Adds secrets of the config to this process's environment inside the `with` block, so that jobs inherit them."""
@@ -188,7 +197,7 @@ def prune(base: Path) -> None:
     with contextlib.suppress(OSError):
         files = list(base.glob("*/*.sh"))
         for path in random.sample(files, min(len(files), LOOKED_AT)):
-            with contextlib.suppress(OSError):  # the file is gone, or the run's state is not known
+            with contextlib.suppress(OSError, RunError):  # the file is gone, or the run's state is not known
                 if time.time() - (written := path.stat().st_mtime) < PRUNED_AFTER:
                     continue
                 with open(path, errors="replace") as file:

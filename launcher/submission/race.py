@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.config.keys import all_keys
+from launcher.config.keys import all_keys, as_typed, opened
+from launcher.environment import secrets
 from launcher.errors import ConfigError, LauncherError, near
 from launcher.plan.plan import JobPlan, as_dict, keys_of, member_plan, race_token
 from launcher.runs.directory import Run
@@ -29,7 +30,7 @@ SAME = ("run_dir", "nodes", "min_nodes", "procs_per_node", "gpus_per_node", "wor
 
 def overrides_of(race: Sequence[str]) -> list[list[str]]:
     """Returns the overrides of each job: `partition=gpu time=1h` is cluster.partition=gpu and time=1h; ConfigError."""
-    found = [[_full(word) for word in member.split()] for member in race]
+    found = [opened(map(_full, member.split())) for member in race]
     if len(found) < 2 or len({tuple(sorted(each)) for each in found}) < len(found) or not all(found):
         raise ConfigError(f"cluster.race={list(race)}: name two different jobs or more ([partition=a, partition=b])")
     return found
@@ -50,9 +51,13 @@ def _full(word: str) -> str:
 
 
 def prepared(
-    race: Sequence[str], prepare: Callable[[Sequence[str]], Prepared], check: Callable[[JobPlan, int], object]
+    race: Sequence[str], prepare: Callable[[Sequence[str]], Prepared], check: Callable[[int, JobPlan, int], object]
 ) -> Prepared:
-    """Returns the first job's plan, which has all of them; prepare: from more overrides; ConfigError names the job."""
+    """Returns the first job's plan, which has all of them; ConfigError names the job.
+
+    prepare: makes a job's plan from more overrides. check: refuses a job, by its number and plan, if so many like it
+    are too many.
+    """
     made: list[Prepared] = []
     for words in overrides_of(race):
         more = [f"run_id={made[0].plan.run_id}"] if made else []
@@ -60,14 +65,16 @@ def prepared(
             made.append(prepare([*words, *more]))
             _require_alike(made[0].plan, made[-1].plan)
         except ConfigError as error:
-            raise ConfigError(f"cluster.race: {' '.join(words)}: {error}") from None
+            raise ConfigError(f"cluster.race: {' '.join(map(as_typed, words))}: {error}") from None
     plans = [each.plan for each in made]
-    for plan in plans:
-        check(plan, sum(each.cluster.settings == plan.cluster.settings for each in plans))
+    for number, plan in enumerate(plans):
+        if (alike := sum(each.cluster.settings == plan.cluster.settings for each in plans)) > 1:
+            check(number, plan, alike)
     differ = [key for key in as_dict(plans[0]) if len({repr(getattr(each, key)) for each in plans}) > 1]
     members = tuple({key: value for key, value in as_dict(plan).items() if key in differ} for plan in plans)
     notes = tuple(dict.fromkeys(note for each in made for note in each.notes))
-    return replace(made[0], plan=replace(plans[0], race=members), notes=notes)
+    found = secrets.in_common(each.secrets for each in made)
+    return replace(made[0], plan=replace(plans[0], race=members), notes=notes, secrets=found)
 
 
 def _require_alike(first: JobPlan, other: JobPlan) -> None:

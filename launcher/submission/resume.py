@@ -71,7 +71,7 @@ def _resume(
         if {"workload.entry", "workload.kind"} & {*submission.different_keys(plan, before)}:
             now = plan.workload.name
             raise ConfigError(f"{run.id} is a run of workload={before.workload.name}: for {now} start another run")
-        require_over(run, JobMonitor())
+        require_over(run)
         # The same token until the journal says `submitted`, so that repeating this command looks for the same job.
         journal = journal_events(run)
         token = f"{prepared.token}-r{len(every(journal, JobSubmitted))}"
@@ -100,9 +100,9 @@ def _resume(
         return started
 
 
-def require_over(run: Run, live: JobMonitor) -> None:
+def require_over(run: Run) -> None:
     """Raises RunError if a run is done, or is not over, so that it cannot be resumed."""
-    seen = status_of(run, live)
+    seen = status_of(run, JobMonitor())
     if seen.state is RunState.DONE:
         raise RunError(f"{run.id} is done: there is nothing to resume")
     if not seen.state.over and seen.state is not RunState.UNSUBMITTED:
@@ -152,8 +152,8 @@ def _prepared(composed: Composed, overrides: Sequence[str], **given: Any) -> tup
     if not composed.config.submit:
         raise ConfigError("submit=false: a race has several jobs, of which the winner ends the others: leave it out")
     found = race.prepared(
-        members, one, lambda plan, jobs: check_capacity(plan, made[0].config, os.environ, None, jobs)
-    )  # fmt: skip
+        members, one, lambda number, plan, jobs: check_capacity(plan, made[number].config, os.environ, None, jobs)
+    )
     return made[0], found
 
 

@@ -154,7 +154,10 @@ def prepare_sweep(points: Sequence[RequestedPoint], command: Sequence[str]) -> P
     require_cluster(command, first.cluster.scheduler)
     refuse_unusable("sweep.", first.sweep)
     _refuse_keys_of_one(points)
-    secrets, names = _secrets(points), redaction.all_patterns(first.env.secrets)
+    secrets, names = (
+        secret.in_common(secrets_of(each.config) for each in points),
+        redaction.all_patterns(first.env.secrets),
+    )
     command = secret.redact_overrides(command, names)
     points = [
         dataclasses.replace(
@@ -246,15 +249,6 @@ def _pilots(
         limits.check_limits(found[0], config.cluster)
     render.script(found[0], token="")
     return found, dataclasses.replace(manifest, packing=packing)
-
-
-def _secrets(points: Sequence[RequestedPoint]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for each in points:
-        for name, value in secrets_of(each.config).items():
-            if found.setdefault(name, value) != value:
-                raise ConfigError(f"cluster.environment.{name} is a secret: it must be the same everywhere")
-    return found
 
 
 def _refuse_keys_of_one(points: Sequence[RequestedPoint]) -> None:

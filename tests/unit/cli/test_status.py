@@ -655,7 +655,7 @@ def test_a_run_whose_job_slurm_still_lists_is_not_resumed(
     monkeypatch.setattr(Slurm, "run", lambda *_: f"{'1':64}{word:32}{'None':64}{'(null)':256}1:00\n")
     assert rows(tmp_path)["a"]["state"] == state
     with pytest.raises(RunError, match=f"a is {state}"):
-        require_over(run, JobMonitor())
+        require_over(run)
     if state == "unknown":
         found = explain(run, "launcher")
         assert (found.why, found.facts.scheduler, found.facts.job_state) == (Why.NO_STATE, "slurm", word)

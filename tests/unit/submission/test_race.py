@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from launcher.runs.directory import Run
 from launcher.runs.event_files import entry
 from launcher.runs.events import Ended, Started, Submitted
 from launcher.runs.history import history_of
-from launcher.submission.race import others, overrides_of, submit_all
+from launcher.submission.prepare import Prepared
+from launcher.submission.race import others, overrides_of, prepared, submit_all
 from tests.unit.plans import plan_of
 
 
@@ -48,6 +50,40 @@ def test_each_job_has_overrides() -> None:
     assert found == [
         ["cluster.partition=a"], ["cluster.qos=low", "time=1h"], ["cluster=b"], ["mem=4G", "cluster.account=me"],
     ]  # fmt: skip
+
+
+def test_values_and_keys_of_ones_own_are_those_of_the_command_line() -> None:
+    assert overrides_of(["account=2024_017", "directives.qos=high"]) == [
+        ["cluster.account='2024_017'"], ["++cluster.directives.qos=high"],
+    ]  # fmt: skip
+
+
+def test_jobs_that_are_alike_are_counted_together_and_by_their_own_limits() -> None:
+    asked: list[tuple[int, str, int]] = []
+
+    def prepare(words: Sequence[str]) -> Prepared:
+        made = plan_of(cluster={"partition": words[0].rpartition("=")[2]})
+        return Prepared(made, "token", ())
+
+    def check(number: int, made: JobPlan, jobs: int) -> None:
+        asked.append((number, made.cluster.settings["partition"], jobs))
+
+    prepared(["partition=a", "partition=b time=1h", "partition=b time=2h"], prepare, check)
+    assert asked == [(1, "b", 2), (2, "b", 2)]
+
+
+def test_each_job_gets_the_secrets_of_all_profiles() -> None:
+    def prepare(words: Sequence[str]) -> Prepared:
+        name, _, value = words[0].partition("=")
+        return Prepared(plan_of(), "token", (), {name.rpartition(".")[2]: value})
+
+    def check(*_: object) -> None: ...
+
+    words = "environment.{}={}".format
+    found = prepared([words("A_TOKEN", 1), words("B_TOKEN", 2), words("A_TOKEN", 1) + " time=2h"], prepare, check)
+    assert found.secrets == {"A_TOKEN": "1", "B_TOKEN": "2"}
+    with pytest.raises(ConfigError, match="A_TOKEN is a secret: it must be the same everywhere"):
+        prepared([words("A_TOKEN", 1), words("A_TOKEN", 2)], prepare, check)
 
 
 @pytest.mark.parametrize("race", [["partition=a"], ["partition=a", ""], ["time=1h mem=1G", "mem=1G time=1h"]])
