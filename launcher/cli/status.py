@@ -53,7 +53,7 @@ def run(arguments: Namespace) -> int:
     if arguments.watch and arguments.as_json:
         raise ConfigError("--json does not go with --watch: call `status --json` repeatedly")
     apart = not names and arguments.runs_dir is None and bool(remote_profiles())  # those of clusters behind ssh, too
-    if not names and not apart and lookup.is_empty(folder) and not queues_here():
+    if not names and not apart and not lookup.names(folder) and not queues_here():
         print("[]" if arguments.as_json else f"no runs in {folder}")
         return 0
     if names and (arguments.failed or arguments.since is not None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from launcher.paths import default_runs_dir
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import PILOT, Sweep, require_known
 
+COMPARED = 1000  # ids before and behind one that was mistyped that are compared with it: each takes 0.1 ms
 RECORDS = {"run": "record.json", "sweep": "sweep.json"}  # the file that makes a folder a run or a sweep
 
 
@@ -45,13 +47,8 @@ def newest(folder: Path) -> list[str]:
 
 
 def names(folder: Path) -> list[str]:
-    """Returns the names of the folders in `folder`, and of links to folders; opens none."""
+    """Returns the names of the folders in `folder`, and of links to folders, but no hidden ones; opens none."""
     return [name for name, _ in _folders(folder)]
-
-
-def is_empty(folder: Path) -> bool:
-    """Returns whether `folder` contains neither a folder nor a link to one; hidden ones and `latest` do not count."""
-    return next(_folders(folder), None) is None
 
 
 def _folders(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -132,9 +129,12 @@ def _folder(name: str, runs_dir: Path | None, *kinds: str) -> Path:
     if matches:
         raise NoRunError(f"{name!r} fits {len(matches)} {'s and '.join(kinds)}s: {', '.join(matches[:5])}")
     no_sweep = ", and no sweep" if len(kinds) > 1 else ""
+    there.sort()
+    place = bisect.bisect(there, name)
+    similar = near(name, [*there[max(0, place - COMPARED) : place + COMPARED], "latest"])
     raise NoRunError(
-        f"no {kind} {name!r} in {runs_dir}{no_sweep}.{near(name, [*there, 'latest'])} What was submitted with another "
-        "LAUNCHER_RUNS_DIR is not there"
+        f"no {kind} {name!r} in {runs_dir}{no_sweep}.{similar} What was submitted with another LAUNCHER_RUNS_DIR is "
+        "not there"
     )
 
 

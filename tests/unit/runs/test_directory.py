@@ -21,7 +21,7 @@ from launcher import size_limits
 from launcher.errors import ConfigError, RunError
 from launcher.paths import new_id
 from launcher.plan.build import check_name
-from launcher.runs import event_files
+from launcher.runs import event_files, lookup
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run, current_attempt
 from launcher.runs.history import journal_events
@@ -363,6 +363,16 @@ def test_a_run_that_is_not_there_is_told_with_what_is(tmp_path: Path, name: str,
     (tmp_path / "notes").mkdir()
     with pytest.raises(RunError, match=words):
         find(name, tmp_path)
+
+
+def test_of_very_many_runs_the_nearest_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+    monkeypatch.setattr(lookup, "names", lambda _: [f"run-{number:05d}" for number in range(30_000)])
+    monkeypatch.setattr(lookup, "near", lambda _, known: compared.extend(known) or "")
+    with pytest.raises(RunError, match="no run 'run-1234x'"):
+        find("run-1234x", tmp_path)
+    assert {"run-12340", "run-12349", "latest"} < {*compared}
+    assert len(compared) == 2 * lookup.COMPARED + 1
 
 
 def test_a_run_that_is_kept_elsewhere_is_found_by_its_name(tmp_path: Path) -> None:
