@@ -43,6 +43,9 @@ def in_our_words(arguments: Sequence[str]) -> Iterator[None]:
         raise ConfigError(explain(error, arguments)) from None
     except YAMLError as error:  # it names the file and the line
         raise ConfigError(in_yaml(error)) from None
+    except RecursionError:
+        why = "starts from itself by its `defaults`: give it another name than the one from which it starts"
+        raise ConfigError(f"a file in {user_config_dir()} {why}") from None
 
 
 def explain(error: Exception, arguments: Sequence[str]) -> str:

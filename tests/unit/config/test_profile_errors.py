@@ -25,6 +25,7 @@ BASE = "defaults: [slurm, _self_]\nname: mine\n"
         (BASE + "required: [acount]\n", "cluster.required: there is no key cluster.acount. Did you mean account?"),
         (BASE + "limits: {time: soon}\n", "cluster.limits of the profile of cluster=mine: 'soon' is not a time"),
         ("defaults: [slurmm, _self_]\n", "mine.yaml: there is no cluster/slurmm to start from. Did you mean slurm"),
+        ("defaults: [mine, _self_]\n", " starts from itself by its `defaults`: give it another name than "),
         ("name: mine\npartition: gpu\n", "the profile of cluster=mine names no scheduler: begin its file with"),
         ("- slurm\n", "mine.yaml: it must have lines of the form KEY: VALUE"),
         (BASE + "x: [\n", "mine.yaml, line 4: this is not valid YAML:"),
@@ -112,6 +113,15 @@ def test_a_broken_profile_that_is_not_in_use_hides_no_error(
     (tmp_path / "cluster/broken.yaml").write_text(text)
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
     refused(["workload=collective", "+foo=1", "dry_run=true"], "there is no key 'foo'.")
+
+
+def test_profiles_that_start_from_each_other_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster/mine.yaml").write_text(BASE)
+    (tmp_path / "cluster/slurm.yaml").write_text("defaults: [mine]\n")
+    (tmp_path / "user.yaml").write_text("cluster: mine\n")
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
+    refused(["workload=collective", "dry_run=true"], f"a file in {tmp_path} starts from itself by its `defaults`")
 
 
 def test_a_profile_that_there_is_not_is_told_with_near_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
