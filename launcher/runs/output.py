@@ -7,6 +7,7 @@ pad their lines, so that makes no difference.)
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -267,7 +268,10 @@ class Stream:
     def parts(self) -> list[Part]:
         """Returns the output of each attempt that has any now, oldest first."""
         starts = {attempt.number: start for attempt in self._run.attempts() if (start := self._start(attempt))}
-        files = [(path, path.stat().st_mtime) for path in self._run.outputs()]
+        files = []
+        for path in self._run.outputs():
+            with contextlib.suppress(FileNotFoundError):  # the scheduler is moving it
+                files.append((path, path.stat().st_mtime))
         found = parts_of(starts, files)
         return [part for part in found if self._attempt is None or part.attempt == self._attempt]
 

@@ -168,6 +168,14 @@ def test_attempts_of_one_job_are_told_apart(tmp_path: Path) -> None:
     assert told(Stream(run, attempt=0)) == "waits\n[0] a\n[0] b\nhalf\n"
 
 
+def test_a_file_that_the_scheduler_is_moving_is_read_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Run, "outputs", lambda _: [tmp_path / "7.OU"])
+    stream = Stream(Run(tmp_path))
+    assert told(stream) == ""
+    (tmp_path / "7.OU").write_text("here\n")
+    assert told(stream) == "here\n"
+
+
 def test_attempts_of_several_jobs_follow_each_other(tmp_path: Path) -> None:
     run = make(tmp_path)
     begin(run, 0, "7", 0)
