@@ -318,8 +318,8 @@ def refuse_unusable(prefix: str, section: Any) -> None:
 
 def check_name(key: str, value: str) -> str:
     """Returns a value of this key if it can name a job, a folder and a file everywhere; else raises ConfigError."""
-    if key == "run_id" and value == "latest":
-        raise ConfigError("run_id=latest: `latest` means the newest run: choose another id")
+    if key in ("run_id", "sweep.id") and value == "latest":
+        raise ConfigError(f"{key}=latest: `latest` means the newest one: choose another id")
     if key in ("run_id", "sweep.id") and value.isdecimal():
         raise ConfigError(f"{key}={value}: numbers are the ids of points of a sweep: begin it with a letter")
     if not NAME.fullmatch(value) or len(value) > LONGEST_NAME:

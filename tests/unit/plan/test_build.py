@@ -169,6 +169,8 @@ def test_names_that_are_no_names_everywhere_are_refused(key: str, name: str) -> 
 def test_a_run_cannot_take_the_name_of_the_link_to_the_newest() -> None:
     with pytest.raises(ConfigError, match=r"run_id=latest: .* choose another"):
         check_name("run_id", "latest")
+    with pytest.raises(ConfigError, match=r"sweep.id=latest: .*another id"):  # its folder would be that link's
+        check_name("sweep.id", "latest")
     assert check_name("name", "latest") == "latest"
 
 
