@@ -79,7 +79,7 @@ def decide(
         if not symptoms:
             return PreflightVerdict(PreflightThen.GO, warnings=warnings)
         lost_others = f"{len(symptoms)} of {len(nodes)} nodes lost the others, and the bad node is unknown"
-        failure = f"preflight: {lost_others}: {symptoms[0].found.words}"
+        failure = f"preflight: {lost_others}: {symptoms[0].found.text}"
         return PreflightVerdict(PreflightThen.FAIL, warnings=warnings, failure=failure)
     text = f"reported nothing within {timeout:g} s: does a device or a file system hang there?"
     silent = events.Observation(text)
@@ -94,10 +94,10 @@ def decide(
         return PreflightVerdict(PreflightThen.WITHOUT, shown, lost, warnings)
     names = {each.check for each in bad}
     if len(found) == len(nodes) > 1 and len(names) == 1:
-        failure = f"preflight: all {len(nodes)} nodes fail: {bad[0].found.words}"
+        failure = f"preflight: all {len(nodes)} nodes fail: {bad[0].found.text}"
         code = errors.NO_RETRY if names <= SETTINGS else errors.FAILED
         return PreflightVerdict(PreflightThen.FAIL, shown, lost, warnings, failure, code)
-    failure = "preflight: " + "; ".join(f"{each.name}: {each.found.words}" for each in bad[:MOST_FINDINGS])
+    failure = "preflight: " + "; ".join(f"{each.name}: {each.found.text}" for each in bad[:MOST_FINDINGS])
     failure += f"; and {len(bad) - MOST_FINDINGS} more" if len(bad) > MOST_FINDINGS else ""
     if len(nodes) > 1:
         exclude = registry.scheduler(scheduler).without(",".join({each.host: None for each in bad}), settings)

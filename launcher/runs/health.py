@@ -156,8 +156,8 @@ def preflight_lines(result: Preflighted) -> list[str]:
     fine = f"preflight: {plural(result.nodes, 'node')} fine in {result.seconds:.1f} s"
     lines = [fine] if result.then is PreflightThen.GO else []
     what = " is left out" if result.then is PreflightThen.WITHOUT else ""
-    lines += [f"preflight: {each.name}{what}: {each.found.words}" for each in result.bad]
-    return lines + [f"preflight: warning: {each.name}: {each.found.words}" for each in result.warnings]
+    lines += [f"preflight: {each.name}{what}: {each.found.text}" for each in result.bad]
+    return lines + [f"preflight: warning: {each.name}: {each.found.text}" for each in result.warnings]
 
 
 def remarks(events: Sequence[Mapping[str, Any]]) -> list[str]:
