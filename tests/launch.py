@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.failures import messages
-from launcher.runs import events
+from launcher.files.json_types import from_json
 from launcher.runs.directory import Run
 from launcher.runs.events import Fault
 from launcher.runs.lookup import all_runs
@@ -157,7 +157,7 @@ class Result:
     @property
     def cause(self) -> str:
         """The text of the first fault in the record."""
-        return messages.of_fault(events.from_values(Fault, self.fault))
+        return messages.of_fault(from_json(self.fault, Fault))
 
     @property
     def fault(self) -> dict[str, object]:

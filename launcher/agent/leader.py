@@ -300,7 +300,7 @@ class Coordinator:
         elif kind == "stop" and (level := message["level"]) not in self._announced:
             self._announced.add(level)
             if level == "stop":
-                self._watch.first_stop = events.from_values(Stop, message["stop"])
+                self._watch.first_stop = from_json(message["stop"], Stop)
             self.broadcast({"type": level, "stop": message["stop"]})
         elif kind == "leaving":
             self._watch.leave(agent, int(message["signal"]), now)

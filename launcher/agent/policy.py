@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from launcher import errors
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode, StopReason
-from launcher.files.json_types import as_json
+from launcher.files.json_types import as_json, from_json
 from launcher.formatting import plural
 from launcher.rendezvous.rounds import Member
 from launcher.runs import events
@@ -147,7 +147,7 @@ class RoundVerdict:
 
     def restart(self, world_size: int) -> Restart:
         values = events.values(self.failure.fault)
-        return events.from_values(Restart, {**values, "round": self.history.round, "world_size": world_size})
+        return from_json({**values, "round": self.history.round, "world_size": world_size}, Restart)
 
 
 def early_exit(failure: RoundFailure, done: Sequence[Accused], *, asked: bool) -> RoundFailure:

@@ -156,7 +156,7 @@ class Supervisor:
     def _handle(self, message: Message, now: float) -> None:
         kind = message["type"]
         if kind in ("stop", "warning"):
-            self._requests.setdefault(kind, events.from_values(Stop, message["stop"]))
+            self._requests.setdefault(kind, from_json(message["stop"], Stop))
         elif kind == "spares":
             self._rendezvous = replace(self._rendezvous, spares=tuple(message["indices"]))
         elif kind == "regroup":
@@ -166,7 +166,7 @@ class Supervisor:
         elif kind == "over":
             self._over = True
         elif kind == "resized":
-            self._context.report_resized(events.from_values(Resized, message["resized"]))
+            self._context.report_resized(from_json(message["resized"], Resized))
         elif kind == "hang":
             self._control.send(self._status.take_stacks(self._pids()))
         elif kind in ("propose", "commit"):

@@ -10,11 +10,12 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from launcher import size_limits
 from launcher.fast_dataclasses import REQUIRED, Struct
 
+T = TypeVar("T")
 LATEST = 32_503_680_000.0  # seconds since the epoch: the year 3000; an event with a later time is damaged
 _NOT = {
     int: " is not a whole number", float: " is not a number", str: " is not text", bool: " is not true or false",
@@ -50,9 +51,10 @@ def as_json(value: Any, *, defaults: bool = True) -> Any:
     return {k: as_json(each, defaults=defaults) for k, each in value.items()} if isinstance(value, Mapping) else value
 
 
-def from_json(value: Any, kind: Any) -> Any:
+def from_json(value: Any, kind: type[T]) -> T:
     """Returns a JSON value that `misfit` accepts as a value of type `kind`, without unknown fields."""
-    return _reader(kind)(value)
+    found: T = _reader(kind)(value)
+    return found
 
 
 # -- what a type asks for, found out once per type: a run has a million events

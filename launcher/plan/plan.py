@@ -152,7 +152,7 @@ class JobPlan(Struct):
 
     run_id: str
     name: str
-    run_dir: str  # run_dir, python, code_root, workdir, umask, secrets_dir, code, archive: see `build.Site`
+    run_dir: str  # run_dir, python, code_root, workdir, umask, secrets_dir, code, archive: see `build.PlanFacts`
     nodes: int  # that the job gets, `spares` included
     min_nodes: int
     gpus_per_node: int
@@ -319,14 +319,12 @@ def _no_text(text: str) -> str | None:
 
 def from_dict(values: Mapping[str, Any]) -> JobPlan:
     """Returns the plan that `as_dict` has converted and `plan_misfit` has accepted."""
-    plan: JobPlan = from_json(values, JobPlan)
-    return plan
+    return from_json(values, JobPlan)
 
 
 def settings_of(plan: JobPlan, kind: type[S]) -> S:
     """Returns the keys of `cluster` that only the plan's scheduler has, as an object of its settings class `kind`."""
-    settings: S = from_json(plan.cluster.settings, kind)
-    return settings
+    return from_json(plan.cluster.settings, kind)
 
 
 def python_of(folder: str) -> str:

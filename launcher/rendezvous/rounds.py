@@ -30,9 +30,9 @@ from launcher.errors import explain
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode
 from launcher.files import safe_io
+from launcher.files.json_types import from_json
 from launcher.files.retried_reads import exists, unwrap
 from launcher.rendezvous.signed_channel import Channel, ChannelError, Hub, refused, wait_for
-from launcher.runs import events
 from launcher.runs.events import Accused, Fault, Place
 from launcher.schedulers import topology
 
@@ -314,7 +314,7 @@ def leader_lost(own: Member, leader: Place, problem: str) -> RendezvousError:
 
 
 def refusal(message: Mapping[str, Any], *, from_leader: bool = True) -> RendezvousError:
-    return RendezvousError(events.from_values(Fault, message["fault"]), from_leader=from_leader, final=True)
+    return RendezvousError(from_json(message["fault"], Fault), from_leader=from_leader, final=True)
 
 
 def rendezvous_of(begin: dict[str, Any], own: Member) -> Rendezvous:

@@ -250,12 +250,7 @@ class Bound(Event, kind="bound"):
 
 
 class Observation(Open):
-    text: str = ""  # as one line, with what to do about it; empty: an older version has written the event
-    code: str = ""  # of an older version: the text in one word
-
-    @property
-    def words(self) -> str:
-        return self.text or self.code.replace("_", " ")
+    text: str = ""  # as one line, with what to do about it
 
 
 NOTHING = Observation()
@@ -415,7 +410,7 @@ class PointBegan(Event, kind="point_began"):
 
     point: int
     slot: int
-    attempt: int | None = None  # None: an old version wrote the event
+    attempt: int
 
 
 class PointEnded(Event, kind="point_ended"):
@@ -446,19 +441,12 @@ class ManagerEnded(Event, kind="manager_ended"):
 
 def from_entry(entry: Mapping[str, Any]) -> Event:
     """Converts a dict from `event_files.read` to an event. Raises KeyError if this version does not know its kind."""
-    event: Event = from_json(entry, TYPES[entry["event"]])
-    return event
+    return from_json(entry, TYPES[entry["event"]])
 
 
 def known(entries: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
     """Converts dicts from `event_files.read` to events, and yields those of kinds that this version knows."""
     return (from_entry(entry) for entry in entries if entry["event"] in TYPES)
-
-
-def from_values(kind: type[E_], values: Mapping[str, Any]) -> E_:
-    """Returns an event of this kind from its fields as JSON types; the inverse of `values`."""
-    found: E_ = from_json(values, kind)
-    return found
 
 
 def values(event: Event) -> dict[str, Any]:

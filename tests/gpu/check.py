@@ -27,7 +27,7 @@ import torch
 
 from launcher import errors
 from launcher.failures import messages
-from launcher.runs import events
+from launcher.files.json_types import from_json
 from launcher.runs.events import Restart
 from launcher.worker import hangs
 from tests.launch import PYTHON, ROOT, Launcher
@@ -257,7 +257,7 @@ def kernel_that_never_ends(machine: Machine) -> str:
     """A rank whose kernel does not end is found by launch.hang_timeout, ended, and started again on the same GPU."""
     metrics, _ = machine.run(*entry("has_a_kernel_that_never_ends"), "launch.hang_timeout=10", *machine.asks)
     require(metrics == {"round": 1}, f"it was not started again in place: {metrics}")
-    restart = events.from_values(Restart, machine.restarts()[0])
+    restart = from_json(machine.restarts()[0], Restart)
     require(restart.limit == "launch.hang_timeout", f"it was taken for something else: {restart}")
     return messages.of_fault(restart).partition(":")[0]
 

@@ -19,7 +19,7 @@ from launcher.failures.codes import FaultCode
 from launcher.files.json_types import as_json, from_json
 from launcher.rendezvous.rounds import Arrivals, Member
 from launcher.rendezvous.signed_channel import encode
-from launcher.runs import event_files, events
+from launcher.runs import event_files
 from launcher.runs.events import Accused, Fault, Place
 from launcher.worker.hangs import Blamed
 
@@ -611,7 +611,7 @@ def test_a_rank_that_exits_with_0_before_another_loses_its_peer_is_the_failure_a
     cluster.none("verdict")
     verdict = lost_peer(cluster, 0)
     assert (verdict["kind"], verdict["then"], verdict["exit_code"]) == ("raised", "fail", 1)
-    fault = events.from_values(Fault, verdict["fault"])
+    fault = from_json(verdict["fault"], Fault)
     assert (fault.code, fault.rank, fault.host, fault.node) == (FaultCode.RETURNED_EARLY, 2, "node2", 2)
     assert [each.rank for each in fault.accused] == [2, 1]
     assert fault.message == (
