@@ -299,7 +299,8 @@ def _arguments(program: Program) -> list[str]:
         flags = options(program.flags)
     except ValueError as error:
         raise ConfigError(f"workload.flags: {error}") from None
-    return [*with_options(given, flags), *_overrides(program.overrides)]
+    end = given.index("--") if "--" in given else len(given)  # the last of several options wins
+    return [*given[:end], *flags, *given[end:], *_overrides(program.overrides)]
 
 
 def _overrides(values: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -499,12 +500,6 @@ def options(flags: Mapping[str, Any]) -> list[str]:
         if value is not True:
             found += words(value if isinstance(value, list) else [value])
     return found
-
-
-def with_options(arguments: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Adds options to a program's arguments: before a `--`, else at the end, so they override earlier ones."""
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    return [*arguments[:end], *flags, *arguments[end:]]
 
 
 def is_executable(path: Path) -> bool:

@@ -41,7 +41,7 @@ import stat
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -98,11 +98,7 @@ def chain_tokens(plan: JobPlan, token: str) -> list[str]:
 
 def token_of(folder: str) -> str:
     """Returns the token by which the scheduler's jobs of the run or sweep in this directory are recognised."""
-    return TOKEN + hashlib.sha256(f"{_uid()}:{folder}".encode()).hexdigest()[:20]
-
-
-def _uid() -> int:
-    return os.getuid()
+    return TOKEN + hashlib.sha256(f"{os.getuid()}:{folder}".encode()).hexdigest()[:20]
 
 
 class Run(Struct):
@@ -138,8 +134,7 @@ class Run(Struct):
             exists already.
         Raises RunError: the directory is incomplete, and others can write to it.
         """
-        try:
-            folder_checks.require_safe_way(path.parent, f"runs_dir={path.parent}")
+        with making_in(path.parent):
             safe_io.make_folder(path.parent)
             try:
                 path.mkdir(mode=0o700)
@@ -152,13 +147,6 @@ class Run(Struct):
                 folder.mkdir(mode=0o700, exist_ok=True)
             if not (path / SECRET).exists():
                 folder_checks.make_secret(path / SECRET)
-        except UnavailableError:
-            raise
-        except OSError as error:
-            raise ConfigError(
-                f"runs_dir={path.parent}: a run directory cannot be made there ({error.strerror}): "
-                "set runs_dir to a folder that you can write to and that all nodes share"
-            ) from None
         return cls(path)
 
     def recorded(self) -> bool:
@@ -397,6 +385,21 @@ class Attempt(Struct):
                 event["writer"] = writer
                 events.append(event)
         return sorted(events, key=itemgetter("time"))
+
+
+@contextlib.contextmanager
+def making_in(runs_dir: Path) -> Iterator[None]:
+    """Makes ConfigErrors of the system's errors in the block, and of a folder that others could replace."""
+    try:
+        folder_checks.require_safe_way(runs_dir, f"runs_dir={runs_dir}")
+        yield
+    except UnavailableError:
+        raise
+    except OSError as error:
+        raise ConfigError(
+            f"runs_dir={runs_dir}: no folder can be made there ({error.strerror}): set runs_dir to a folder that you "
+            "can write to and that all nodes share"
+        ) from None
 
 
 def require_private(folder: Path) -> None:

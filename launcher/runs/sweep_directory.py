@@ -37,7 +37,7 @@ from launcher.config.overrides import key_of
 from launcher.config.search_space import Dimension, Goal, Method
 from launcher.errors import ConfigError, NoRunError, RunError
 from launcher.fast_dataclasses import Struct
-from launcher.files import folder_checks, safe_io
+from launcher.files import safe_io
 from launcher.files.json_types import as_json, from_json, misfit
 from launcher.files.retried_reads import exists, read_bytes, read_json, read_text, unwrap
 from launcher.formatting import long_size, ranges
@@ -117,15 +117,9 @@ class Sweep(Struct):
         """Makes a sweep directory unless it exists; ConfigError: it cannot; RunError: others can write to it."""
         if unwrap(exists(path / "record.json")):
             raise ConfigError(f"{path} is a run: choose another sweep.id")
-        folder_checks.require_safe_way(path.parent, f"runs_dir={path.parent}")
-        try:
+        with directory.making_in(path.parent):
             safe_io.make_folder(path)
             (path / "arrays").mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"runs_dir={path.parent}: a sweep's directory cannot be made there ({error.strerror}): set runs_dir to "
-                "a folder that you can write to and that all nodes share"
-            ) from None
         directory.require_private(path)
         return cls(path)
 
@@ -157,7 +151,7 @@ class Sweep(Struct):
             points = tuple([_whole(common, own) for own in found["points"]])
         except StopIteration:
             raise RunError(f"{self.path}/{RECORD} cannot be read: a point lacks overrides") from None
-        manifest: SweepManifest = from_json({**found, "points": []}, SweepManifest)
+        manifest = from_json({**found, "points": []}, SweepManifest)
         if manifest.search:
             points = tuple(canonical(each.overrides) for each in SearchRecord(self.path).journal().trials)
         return replace(manifest, points=points)
@@ -417,8 +411,7 @@ class SearchRecord:
             raise RunError(f"{path} cannot be read: it is damaged, or of another version of the launcher")
         if wrong := misfit(found, SearchSettings, "settings"):
             raise RunError(f"{path} cannot be read: {wrong}")
-        settings: SearchSettings = from_json(found, SearchSettings)
-        return settings
+        return from_json(found, SearchSettings)
 
     def template(self) -> Any:
         """Returns the template for the records of points; None: no file. Raises RunError: it is damaged."""
