@@ -86,7 +86,7 @@ def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
 
 def _point(name: str, runs_dir: Path | None) -> Run | None:
     sweep, slash, point = name.rpartition("/")
-    if not slash or not point.isdecimal() or Path(os.path.expanduser(name)).exists():
+    if not slash or not point.isdecimal() or os.path.exists(os.path.expanduser(name)):
         return None
     found = find_sweep(sweep, runs_dir)
     require_known([int(point)], found, len(found.manifest().points))
@@ -101,7 +101,7 @@ def _folder(name: str, runs_dir: Path | None, *kinds: str) -> Path:
         if _has(path, *kinds):
             return path
         if "/" in name[:-1] or not name.strip("./"):
-            why = f"is not a {kind}: it has no {RECORDS[kind]}" if path.is_dir() else "does not exist"
+            why = f"is not a {kind}: it has no {RECORDS[kind]}" if os.path.isdir(path) else "does not exist"
             raise NoRunError(f"{path} {why}")
         name = name[:-1]  # shells complete a sweep to `SWEEP/`
     path = runs_dir / name

@@ -355,6 +355,9 @@ def test_a_run_is_found_by_what_it_is_called(tmp_path: Path, name: str, found: s
         ("latest", "there is no latest run in"),
         ("~nobodyx/runs/a", "~nobodyx/runs/a does not exist"),
         ("~nobodyx/7", "no sweep '~nobodyx'"),
+        ("x" * 5000, "no run 'xxx"),
+        (f"{'x' * 5000}/7", "no sweep 'xxx"),
+        (f"{'x' * 5000}/y", "does not exist"),
     ],
 )
 def test_a_run_that_is_not_there_is_told_with_what_is(tmp_path: Path, name: str, words: str) -> None:
