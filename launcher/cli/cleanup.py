@@ -40,7 +40,7 @@ from launcher.monitoring.sweep_status import DAMAGED, LIVE, WAITING, counts, poi
 from launcher.paths import default_runs_dir
 from launcher.plan.plan import JobPlan
 from launcher.runs import live_index, lookup
-from launcher.runs.directory import TOKEN, Run, token_of
+from launcher.runs.directory import TOKEN, Run, runs_dir_of, token_of
 from launcher.runs.history import RunHistory, read_history
 from launcher.runs.lease_and_locks import SUBMITTING, try_acquire
 from launcher.runs.lookup import RECORDS, find_either
@@ -367,8 +367,7 @@ def folder_of(origin: JobOrigin) -> Path | None:
 
 def _is_gone(folder: Path) -> bool:
     # Without its runs_dir: the file system may be one of another cluster
-    runs_dir = folder.parents[1] if folder.name.isdecimal() else folder.parent  # a point's sweep may be gone, too
-    return unwrap(exists(runs_dir)) and not any(unwrap(exists(folder / name)) for name in RECORDS.values())
+    return unwrap(exists(runs_dir_of(folder))) and not any(unwrap(exists(folder / name)) for name in RECORDS.values())
 
 
 class Orphans:

@@ -26,7 +26,8 @@ from launcher.failures.codes import FaultCode
 from launcher.files import retried_reads
 from launcher.paths import own_module
 from launcher.runs import directory as runs
-from launcher.runs.directory import report_start_failure
+from launcher.runs.directory import report_start_failure, runs_dir_of
+from launcher.runs.job_file import VARIABLE
 
 if TYPE_CHECKING:
     from launcher.plan.plan import JobPlan
@@ -40,7 +41,6 @@ OF_HOST = re.compile(
     r"C(PLUS)?_INCLUDE_PATH|CMAKE_PREFIX_PATH|XDG_\w+|DBUS_\w+|(APPTAINER|SINGULARITY|ENROOT)\w*|HOME|USER|LOGNAME|"
     r"SHELL|SHLVL|PWD|OLDPWD|HOSTNAME|_|PS1|BASH\w*)$"
 )
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RUNTIMES = ("apptainer", "singularity")
 # Without these, runtimes evaluate the values of variables as a shell does (sylabs/singularity#1131; since apptainer
 # 1.1, SingularityCE 3.10).
@@ -56,9 +56,14 @@ class ContainerError(RuntimeError):
 
 def folders(plan: JobPlan) -> list[str]:
     """Returns the folders of the run to mount in the container under the same path; none is within another."""
-    run = Path(plan.run_dir)
-    runs = run.parents[1] if run.name.isdecimal() else run.parent
-    wanted = [str(runs), plan.workdir, plan.code_root, plan.code.snapshot, plan.checkpoint.dir, plan.tracking.dir]
+    wanted = [
+        str(runs_dir_of(plan.run_dir)),
+        plan.workdir,
+        plan.code_root,
+        plan.code.snapshot,
+        plan.checkpoint.dir,
+        plan.tracking.dir,
+    ]
     wanted += [value for name, value in plan.workload.params.items() if name in ("data_dir", "text")]
     script = plan.workload.params.get("script")
     wanted += [os.path.dirname(os.path.join(plan.workdir, script))] if script else []

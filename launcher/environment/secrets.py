@@ -20,7 +20,7 @@ from launcher.files.retried_reads import exists, unwrap
 from launcher.paths import user_data_dir
 from launcher.plan.plan import texts_in
 from launcher.runs import event_files
-from launcher.runs.directory import Run, require_private
+from launcher.runs.directory import Run, require_private, runs_dir_of
 from launcher.runs.events import Ended, every
 
 REDACTED = "(secret)"  # replaces a value in a record
@@ -225,8 +225,7 @@ def _over(run_dir: Path, written: float) -> bool:
     """
     run = Run(run_dir)
     if not unwrap(exists(run_dir)):
-        runs_dir = run_dir.parents[1] if run_dir.name.isdecimal() else run_dir.parent  # a point's sweep has gone
-        return unwrap(exists(runs_dir))
+        return unwrap(exists(runs_dir_of(run_dir)))  # a point's sweep has gone
     if run.has("cancelled"):  # resume removes it before the file is written
         return True
     scripts = [each.events_file("script") for each in run.attempts()[-1:]]

@@ -24,7 +24,7 @@ from launcher.errors import ConfigError, RunError
 from launcher.paths import PACKAGE
 from launcher.plan.build import PlanFacts
 from launcher.plan.plan import JobPlan, SnapshotCode
-from launcher.runs.directory import Run
+from launcher.runs.directory import Run, runs_dir_of
 
 FOLDER = "code"  # name of the snapshot in the directory of a run or sweep
 LIBRARY = "lib-"  # prefix of the folder (lib-VERSION, next to it) of our packages, for a Python that lacks them
@@ -53,8 +53,8 @@ def planned(config: Config, site: PlanFacts, found: Tree | None, before: JobPlan
     named = config.cluster.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
     imports = [os.path.realpath(path) for path in [*str(named).split(os.pathsep), *module_path] if path]
     ours = [path for path in imports if within(path, root) and not _of_python(path)]
-    code_root = site.code_root
-    if code_root is not None and not within(code_root, _runs_dir(site.run_dir)):  # a folder of runs is in no snapshot
+    code_root, runs_dir = site.code_root, str(runs_dir_of(site.run_dir))
+    if code_root is not None and not within(code_root, runs_dir):  # a folder of runs is in no snapshot
         code_root = moved(code_root, root, code)
     return replace(
         site,
@@ -165,7 +165,7 @@ def take(plan: JobPlan) -> None:
         _copy_launcher(library)
     if plan.code.snapshot is None or plan.code.repository is None or os.path.isdir(plan.code.snapshot):
         return
-    found = code_in(plan.submitted_in, _runs_dir(plan.run_dir), plan.env.snapshot_limit)
+    found = code_in(plan.submitted_in, str(runs_dir_of(plan.run_dir)), plan.env.snapshot_limit)
     code = Path(plan.code.snapshot)
     try:
         with _whole(code, f".{code.name}-{os.getpid()}") as part:
@@ -205,11 +205,6 @@ def _copy_launcher(library: Path) -> None:
                 shutil.copytree(package, part / package.name, ignore=shutil.ignore_patterns("__pycache__"))
     except OSError as error:
         raise ConfigError(f"{library} cannot be written: {error}") from None
-
-
-def _runs_dir(run_dir: str) -> str:
-    path = Path(run_dir)
-    return str(path.parents[1] if path.name.isdecimal() else path.parent)
 
 
 def _copy(root: Path, name: str, target: Path) -> None:

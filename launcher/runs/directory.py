@@ -101,6 +101,12 @@ def token_of(folder: str) -> str:
     return TOKEN + hashlib.sha256(f"{os.getuid()}:{folder}".encode()).hexdigest()[:20]
 
 
+def runs_dir_of(run_dir: str | Path) -> Path:
+    """Returns the folder of all runs that a run, or a point of a sweep, belongs to; looks at its path alone."""
+    path = Path(run_dir)
+    return path.parents[1] if path.name.isdecimal() else path.parent
+
+
 class Run(Struct):
     path: Path
 

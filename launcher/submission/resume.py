@@ -25,7 +25,7 @@ from launcher.runs.events import Refused, every
 from launcher.runs.events import Submitted as JobSubmitted
 from launcher.runs.history import journal_events, read_history
 from launcher.runs.lease_and_locks import only_submitter
-from launcher.runs.sweep_directory import sweep_of
+from launcher.runs.sweep_directory import COMMAND_KEYS, sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.run_command import SubmissionRefused
 from launcher.submission import race
@@ -111,8 +111,6 @@ def require_over(run: Run) -> None:
 
 
 FIXED = ("run_id", "runs_dir", "workload", "name")  # keys that another attempt of a run cannot change
-# Keys that are for one command: a resumed run does not take them from its earlier overrides.
-PASSING = ("run_id", "runs_dir", "wait", "submit", "dry_run", "confirm_above")
 
 
 class Ready(Struct):
@@ -219,8 +217,8 @@ def _submitted_in(run: Run) -> Iterator[None]:
 
 
 def merged_overrides(before: Sequence[str], now: Sequence[str]) -> list[str]:
-    """Returns a record's overrides (but of keys in `now` or PASSING), then those of a new command."""
+    """Returns a record's overrides (but of keys in `now` or COMMAND_KEYS), then those of a new command."""
     added = {key_of(word) for word in before if word.startswith("+")}  # keys that the config itself does not have
     now = [f"+{word}" if key_of(word) in added and not word.startswith(("+", "~")) else word for word in now]
-    replaced = {*PASSING, *map(key_of, now)}
+    replaced = {*COMMAND_KEYS, *map(key_of, now)}
     return [word for word in before if key_of(word) not in replaced] + now
