@@ -131,7 +131,7 @@ def status(folder: Path, points: int, repeats: int) -> Result:
     claims.note(manager, ManagerBegan(host="node1", job="1", slots=4, pid=1, start=1, namespace=""))
     for point in range(points):
         claims.add(point, 0, EntryKind.CLAIMED, manager)
-        claims.note(manager, PointBegan(point=point, slot=point % 4))
+        claims.note(manager, PointBegan(point=point, slot=point % 4, attempt=0))
         if point < points * 9 // 10:
             claims.add(point, 1, EntryKind.DONE, manager)
             claims.note(manager, PointEnded(point=point, slot=point % 4, code=0, kind=EntryKind.DONE.value))

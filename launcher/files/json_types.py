@@ -53,7 +53,7 @@ def as_json(value: Any, *, defaults: bool = True) -> Any:
 
 def from_json(value: Any, kind: type[T]) -> T:
     """Returns a JSON value that `misfit` accepts as a value of type `kind`, without unknown fields."""
-    found: T = _reader(kind)(value)
+    found: T = _reader(kind)(value)  # type: ignore[arg-type]  # classes can be hashed
     return found
 
 
