@@ -111,7 +111,7 @@ def _shown(findings: Sequence[events.NodeFinding]) -> tuple[events.NodeFinding, 
     # As many as an event has room for, whatever their characters are in JSON
     found, room = [], size_limits.EVENT_BYTES // 16
     for each in findings:
-        room -= len(each.name) + len(each.host) + len(each.found.words) + FINDING
+        room -= len(each.name) + len(each.host) + len(each.found.text) + FINDING
         if room < 0:
             break
         found.append(each)
