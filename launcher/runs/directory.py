@@ -403,8 +403,8 @@ def making_in(runs_dir: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise ConfigError(
-            f"runs_dir={runs_dir}: no folder can be made there ({error.strerror}): set runs_dir to a folder that you "
-            "can write to and that all nodes share"
+            f"runs_dir={runs_dir}: a folder cannot be made there ({error.strerror}): set runs_dir to a folder that "
+            "you can write to and that all nodes share"
         ) from None
 
 

@@ -251,7 +251,7 @@ def problem(pattern: str) -> Iterator[pytest.ExceptionInfo[CheckProblem]]:
     """Expects a Problem with this text."""
     with pytest.raises(CheckProblem) as raised:
         yield raised
-    assert re.search(pattern, raised.value.found.words), raised.value.found.words
+    assert re.search(pattern, raised.value.found.text), raised.value.found.text
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_little_space_is_told_and_none_fails(free: int, files: int, level: Check
         return checks.judge_space("runs_dir", "/runs", free, files, checks.LEAST, checks.ENOUGH)
 
     if level is None:
-        assert look().words == "/runs has 5,000 MiB free"
+        assert look().text == "/runs has 5,000 MiB free"
         return
     with problem("set runs_dir to another file system") as raised:
         look()
@@ -385,7 +385,7 @@ def test_files_of_other_nodes_are_waited_for_and_compared(tmp_path: Path, monkey
             checks.write_mine(folder, 1, "one")
 
     monkeypatch.setattr(checks, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
-    assert checks.see(folder, {0: "zero", 1: "one"}, timeout=30).words == "2 files of other nodes seen"
+    assert checks.see(folder, {0: "zero", 1: "one"}, timeout=30).text == "2 files of other nodes seen"
     with problem("does not show what other nodes write within 30 s") as raised:
         checks.see(folder, {0: "zero", 1: "another", 2: "two"}, timeout=30)
     assert 50 < now < 51
@@ -408,8 +408,8 @@ def test_the_offset_of_a_clock(mine: Any, theirs: list[float], ahead: float, err
 
 
 def test_clocks_that_differ_are_a_warning() -> None:
-    assert checks.judge_clock(0.9, 0.1).words == "its clock is 0.900 s ahead of the first node's (± 0.100 s)"
-    assert "0.900 s behind" in checks.judge_clock(-0.9, 0.1).words
+    assert checks.judge_clock(0.9, 0.1).text == "its clock is 0.900 s ahead of the first node's (± 0.100 s)"
+    assert "0.900 s behind" in checks.judge_clock(-0.9, 0.1).text
     assert checks.judge_clock(1.4, 0.5).text
     for ahead in (1.2, -100.0):
         with problem("have the nodes' clocks synchronised") as raised:
@@ -448,7 +448,7 @@ def test_a_node_is_reached_on_an_interface_with_ipv6_alone(ipv6_only: None) -> N
     assert server
     with server:
         assert told.startswith("::1 ")
-        assert checks.reach({1: told}, {1: "node1"}).words == "1 other nodes reached"
+        assert checks.reach({1: told}, {1: "node1"}).text == "1 other nodes reached"
 
 
 def test_a_host_without_any_address_opens_no_port_and_does_not_fail(
@@ -466,7 +466,7 @@ def test_doors_that_do_not_open_are_accused() -> None:
     closed, address = checks.open_port("no such interface" * 3)
     assert server and closed
     closed.close()
-    assert checks.reach({1: told}, {1: "node1"}).words == "1 other nodes reached"
+    assert checks.reach({1: told}, {1: "node1"}).text == "1 other nodes reached"
     with problem("node2 and 1 more cannot be reached .*refused.* at ") as raised:
         checks.reach({1: told, 2: address, 3: ""}, {1: "node1", 2: "node2", 3: "node3"})
     assert (raised.value.accused, raised.value.looked) == ((2, 3), 3)

@@ -122,6 +122,7 @@ def test_a_pattern_matches_what_it_does_in_python(tmp_path: Path, pattern: str) 
 
 
 def test_the_folder_in_which_it_runs_is_no_pattern(tmp_path: Path) -> None:
+    (tmp_path / "lr[01]").mkdir()
     plan = saved(tmp_path / "lr[01]", 0)
     plan.workload.params["checkpoint"] = "*.pt"
     (tmp_path / "lr[01]/work/1.pt").touch()
