@@ -98,13 +98,17 @@ def chain_tokens(plan: JobPlan, token: str) -> list[str]:
 
 def token_of(folder: str) -> str:
     """Returns the token by which the scheduler's jobs of the run or sweep in this directory are recognised."""
-    return TOKEN + hashlib.sha256(f"{os.getuid()}:{folder}".encode()).hexdigest()[:20]
+    return TOKEN + hashlib.sha256(f"{_uid()}:{folder}".encode()).hexdigest()[:20]
 
 
 def runs_dir_of(run_dir: str | Path) -> Path:
     """Returns the folder of all runs that a run, or a point of a sweep, belongs to; looks at its path alone."""
     path = Path(run_dir)
     return path.parents[1] if path.name.isdecimal() else path.parent
+
+
+def _uid() -> int:
+    return os.getuid()
 
 
 class Run(Struct):
