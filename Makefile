@@ -11,6 +11,8 @@ GPU_CHECK_ARGS ?=
 SITES ?=
 # More for pytest. The plugin of --reruns takes a seventh of the time of unit tests, even if nothing is run again.
 PYTEST_ARGS ?= -p no:rerunfailures
+# Processes of the tests other than unit tests on two cores: while some wait for schedulers, the others compute.
+PROCESSES ?= 4
 # `make test-torch`: each of these in an environment of its own. The oldest torch has no wheels for Python 3.13, so the
 # two ends of both are tested where there are such Pythons. `make clean` forgets which torch was the newest.
 TORCH_OLDEST ?= torch==2.4.0
@@ -74,7 +76,7 @@ test: lint
 	@bash tests/setup_debian.sh
 	@unit=0 rest=0; \
 	$(RUN) -m pytest --quiet --numprocesses=auto $(PYTEST_ARGS) $(UNIT_ARGS) $(UNIT_TESTS) || unit=$$?; \
-	$(RUN) -m pytest --numprocesses=3 --durations=15 -m "$(MARKERS)" $(PYTEST_ARGS) $(UNIT_TESTS:%=--ignore=%) || rest=$$?; \
+	$(RUN) -m pytest --numprocesses=$(PROCESSES) --durations=15 -m "$(MARKERS)" $(PYTEST_ARGS) $(UNIT_TESTS:%=--ignore=%) || rest=$$?; \
 	if [ $$unit != 0 ]; then echo "The unit tests failed, too: their failures are above."; fi; \
 	exit $$((unit ? unit : rest))
 
