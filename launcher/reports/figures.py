@@ -23,12 +23,8 @@ from launcher.reports.collect import (
     SizeCurve,
     block_of,
     coarse,
-    measured,
-    operation,
     size_curves,
-    size_word,
     thin,
-    varying,
 )
 from launcher.reports.timeline import Timeline
 
@@ -232,7 +228,7 @@ def _training_figure(title: str, names: Sequence[str], runs: Named) -> Figure:
     return Figure(clean(title + single), traces, layout, caption, height=300 + 18 * rows)
 
 
-# -- Makes the plotly figures of benchmark results: curves over message size, bars, heat maps of pairs of hosts
+# -- Makes the plotly figures of benchmark results: curves over message size, heat maps of pairs of hosts
 
 
 MOST_LINES = 8  # lines in one figure; with more, each operation gets its own figures
@@ -243,15 +239,13 @@ NUMBERS_UP_TO = 8  # with at most so many nodes, cells show their numbers
 
 
 def fabric_figures(fabric: FabricResults) -> list[Figure]:
-    """Returns all figures of a benchmark: curves, or bars for a single size; then the heat maps."""
+    """Returns all figures of a benchmark: curves over size, if there are several sizes; then the heat maps."""
     wanted = ("bandwidth", "latency") if fabric.workload == "p2p" else ("busbw", "algbw", "time")
     curves = [curve for measure in wanted for curve in _curves(fabric, measure)]
     order = list(dict.fromkeys(operation for operation, _ in curves))
     # If operations have separate figures, those of one operation are next to each other.
-    figures = [figure for _, figure in sorted(curves, key=lambda curve: order.index(curve[0]))]
-    if not figures:
-        figures = [figure for measure in wanted if measure != "algbw" for figure in _bars(fabric.rows, measure)]
-    return figures + matrix_figures(fabric)
+    curves.sort(key=lambda curve: order.index(curve[0]))
+    return [*(figure for _, figure in curves), *matrix_figures(fabric)]
 
 
 def _curves(fabric: FabricResults, measure: str) -> list[tuple[str, Figure]]:
@@ -327,28 +321,6 @@ def _log_ticks(values: Sequence[float], unit: str) -> dict[str, Any]:
 def _size_ticks(sizes: Sequence[int]) -> dict[str, Any]:
     chosen = list(sizes[:: math.ceil(len(sizes) / MOST_TICKS)])
     return {"tickmode": "array", "tickvals": chosen, "ticktext": [long_size(size) for size in chosen]}
-
-
-def _bars(rows: Sequence[Mapping[str, Any]], measure: str) -> list[Figure]:
-    rows = [row for row in rows if measured(row, measure) is not None]
-    if not rows:
-        return []
-    title, unit = MEASURES[measure]
-    kind, sizes = varying(rows), len({row.get("size") for row in rows}) > 1
-    names = [" ".join(filter(None, [operation(row), kind(row), size_word(row) if sizes else ""])) for row in rows]
-    bars = {
-        "type": "bar", "orientation": "h", "y": [plain_text(each) for each in names],
-        "x": [measured(row, measure) for row in rows], "marker": {"color": colour(0)},
-        "hovertemplate": "%{x:.3s}" + unit + "<extra></extra>",
-    }  # fmt: skip
-    layout = {
-        "xaxis": axis(tickformat="~s", ticksuffix=unit, nticks=6, rangemode="tozero"),
-        "yaxis": axis(type="category", autorange="reversed", showgrid=False),
-        "showlegend": False,
-        "hovermode": "closest",
-        "margin": {"t": 26, "l": 8, "r": 12, "b": 8},
-    }  # fmt: skip
-    return [Figure(title, [bars], layout, height=min(900, 100 + 26 * len(dict.fromkeys(names))))]
 
 
 def matrix_figures(fabric: FabricResults) -> list[Figure]:

@@ -315,9 +315,8 @@ def test_every_key_of_a_figure_is_one_that_plotly_knows(tmp_path: Path) -> None:
     objects = pytest.importorskip("plotly.graph_objects")
     first = trained(tmp_path, results=p2p_results())
     runs = [data_of(first), data_of(trained(tmp_path, "other", results=p2p_results(nodes=200)))]
-    bars = data_of(make_run(tmp_path, "bars", results=collective_results(powers=(20,))))
     sweep = data_of(make_run(tmp_path, "sweep", results=collective_results()))
-    shown = [page.run_page(each) for each in (*runs, bars, sweep)]
+    shown = [page.run_page(each) for each in (*runs, sweep)]
     found = [figure for each in shown for figure in figures_of(each)]
     assert len(found) > 20
     for figure in found:
