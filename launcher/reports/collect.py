@@ -124,9 +124,10 @@ def _log(run: Run) -> tuple[str, ...]:
 
 
 def redact_override(override: str) -> str:
-    """Returns an override (`KEY=VALUE`); if a pattern of secrets matches it, with a placeholder for the value."""
+    """Returns an override (`KEY=VALUE`); if a part of its key is a secret's name, with a placeholder for the value."""
     key, equals, text = override.partition("=")
-    return f"{key}={HIDDEN if is_secret(override) else public(key, text)}" if equals else override
+    secret = any(map(is_secret, key.lstrip("+~").split(".")))
+    return f"{key}={HIDDEN if secret else public('', text)}" if equals else override
 
 
 # -- Makes curves of a training's metrics over steps from its events

@@ -22,7 +22,7 @@ from launcher.formatting import clean, si
 from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.paths import PACKAGE
 from launcher.reports import page
-from launcher.reports.collect import Curve, RunData, coarse, collect, curves, parse, size_curves, thin
+from launcher.reports.collect import Curve, RunData, coarse, collect, curves, parse, redact_override, size_curves, thin
 from launcher.reports.figures import Figure, plain_text, span_text
 from launcher.reports.page import Page
 from launcher.runs.directory import Run
@@ -156,6 +156,22 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
     assert "cluster.environment.HF_TOKEN" in html
     assert "OMP_NUM_THREADS" in html
     assert "https://host/y" in html
+
+
+@pytest.mark.parametrize(
+    ("override", "shown"),
+    [
+        ("workload.max_tokens=512", "workload.max_tokens=512"),
+        ("workload.script=train_tokens.py", "workload.script=train_tokens.py"),
+        ("workload.flags.hub_token=x", "workload.flags.hub_token=(not shown)"),
+        ("+cluster.environment.HF_TOKEN=x", "+cluster.environment.HF_TOKEN=(not shown)"),
+        ("my.token.value=x", "my.token.value=(not shown)"),
+        ("workload.args=['--token','x']", "workload.args=(not shown)"),
+        ("tracking.uri=https://me:x@host/y", "tracking.uri=https://(not shown)@host"),
+    ],
+)
+def test_what_a_command_shows_of_an_override(override: str, shown: str) -> None:
+    assert redact_override(override) == shown
 
 
 # -- the page
