@@ -176,14 +176,7 @@ class _Worker:
 
 
 class WorkerGroup:
-    """The ranks of one agent, from one round to the next.
-
-        group.start(placements, run); group.open_gate()
-        group.poll()                      # whenever a child has ended
-        group.kill(); group.reap(5.0); group.close()
-
-    After `close` it can be started again.
-    """
+    """The ranks of one agent: `start`, `open_gate`, `poll` when a child has ended, `close`; then the next round."""
 
     def __init__(self, logs: Path, *, fresh: Callable[[Placement], Fresh] | None = None) -> None:
         # fresh: returns how to start a rank in a new interpreter, if a fork is unsafe; None: always fork
@@ -395,28 +388,16 @@ def _exit_code(pid: int) -> int | None:
 WORKLOADS = "workloads"  # package whose modules start no thread and touch no GPU when they are imported
 
 
-def preload(entry: str, timeout: int) -> None:
-    """Imports the module of this `workload.entry`, on the main thread and within `timeout` seconds, if it is ours.
+def preload(entry: str) -> None:
+    """Imports the module of this `workload.entry` if it is ours.
 
     The user's are imported in ranks alone: an import may start threads (OpenMP's) or initialize CUDA, neither of which
-    survives a fork. One that fails, or takes longer, raises nothing: the ranks repeat it, so that the user sees their
-    traceback, or which rank is missing.
+    survives a fork. One that fails raises nothing: the ranks repeat it, so that the user sees their traceback.
     """
     module = entry.partition(":")[0]
-    if not module.startswith(f"{WORKLOADS}."):
-        return
-
-    def too_long(*_: object) -> None:
-        raise TimeoutError
-
-    previous = signal.signal(signal.SIGALRM, too_long)
-    try:
+    if module.startswith(f"{WORKLOADS}."):
         with contextlib.suppress(Exception):
-            signal.alarm(timeout)
             importlib.import_module(module)
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, previous)
 
 
 # -- The output of ranks: names of its files, and what is copied from them to the agent's own output

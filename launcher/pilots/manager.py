@@ -83,7 +83,7 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
     with contextlib.suppress(Exception):  # errors are left to the points
         point = sweep.run(0).plan()
         os.environ.update(threads_of_points(os.environ, plan.cpus_per_proc, point.cpus_per_proc))
-        preload(point.workload.entry, point.launch.rendezvous_timeout)
+        preload(point.workload.entry)
     manifest = sweep.manifest()  # that of many points takes a while to read
     packing = manifest.packing
     assert packing is not None, "the sweep is packed"

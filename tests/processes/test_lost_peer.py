@@ -189,7 +189,7 @@ import torch
 from launcher.agent.workers import WorkerGroup, preload
 from launcher.rendezvous.rounds import Placement
 
-preload("mine:main", 60)
+preload("mine:main")
 
 def run(me):
     mine = importlib.import_module("mine")
