@@ -88,10 +88,10 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def children() -> set[int]:
-    """Returns the ids of this process's children (none without CONFIG_PROC_CHILDREN); OSError: unreadable now."""
+def children(pid: int | str = "self") -> set[int]:
+    """Returns the ids of a process's children (none without CONFIG_PROC_CHILDREN); OSError: unreadable now."""
     found: set[int] = set()
-    with os.scandir("/proc/self/task") as threads:
+    with os.scandir(f"/proc/{pid}/task") as threads:
         for entry in threads:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # this thread has ended
                 found.update(map(int, Path(entry.path, "children").read_text().split()))

@@ -335,9 +335,8 @@ def cpu_seconds(pid: int) -> float:
 def family(pid: int) -> Iterator[int]:
     yield pid
     with contextlib.suppress(OSError):
-        children = [Path(task.path, "children").read_text() for task in os.scandir(f"/proc/{pid}/task")]
-        for child in " ".join(children).split():
-            yield from family(int(child))
+        for child in processes.children(pid):
+            yield from family(child)
 
 
 def blame(reports: Iterable[Mapping[str, Any]]) -> Blamed:
