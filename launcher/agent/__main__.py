@@ -11,7 +11,6 @@ import gc
 import os
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -53,9 +52,11 @@ def main(run_dir: str) -> int:
 
     # Else it reads the metadata of all installed packages, which is much on each node
     plugins.get_job_environments = lambda: {"slurm": SlurmJobEnvironment(), "local": LocalJobEnvironment()}  # type: ignore[assignment]
-    with _imports_without_collection():
-        from launcher.agent.attempt import AttemptFailed
+    gc.disable()  # during the import of torch it would scan all objects many times: 0.15 of 0.85 s
+    from launcher.agent.attempt import AttemptFailed
 
+    gc.freeze()
+    gc.enable()
     get_logger().setLevel("CRITICAL")
     try:
         process_job(run.submitit_folder)
@@ -70,17 +71,6 @@ def main(run_dir: str) -> int:
     finally:
         archives.leave_own()
     return errors.DONE
-
-
-@contextlib.contextmanager
-def _imports_without_collection() -> Iterator[None]:
-    # During the import of torch the garbage collector would scan all objects many times: 0.15 of 0.85 s
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _pose_as_local_job() -> None:

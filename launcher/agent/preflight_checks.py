@@ -112,7 +112,7 @@ def device(plan: JobPlan, local_rank: int) -> torch.device:
 
 
 def compute(where: torch.device) -> Observation:
-    """Multiplies matrices of small integers on a device, which is exact in any format; returns its name (COMPUTES)."""
+    """Multiplies matrices of small integers on a device, which is exact in any format; returns its name."""
     if (there := devices.module(where)) is not None:
         there.set_device(where)
     memory = devices.memory(where)
@@ -131,7 +131,7 @@ def compute(where: torch.device) -> Observation:
 
 
 def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> Observation:
-    """Returns NCCL's network (NETWORK); CheckProblem: it is not what `cluster.expects` says."""
+    """Returns NCCL's network; CheckProblem: it is not what `cluster.expects` says."""
     found = devices.read_nccl_log(log)
     if wrong := devices.network_mismatch(found, expects):
         raise CheckProblem(Observation(wrong))
@@ -139,7 +139,7 @@ def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> Observation:
 
 
 def judge_space(key: str, folder: str, free: int, files: int, least: int, enough: int) -> Observation:
-    """Returns the free space of a directory (SPACE). Raises CheckProblem: there is less than `least` or `enough`.
+    """Returns the free space of a directory. Raises CheckProblem: there is less than `least` or `enough`.
 
     key: config key or variable to set if there is too little. files: that can still be created; -1: not counted.
     """
@@ -264,7 +264,7 @@ def offset(mine: Sequence[tuple[float, float]], theirs: Sequence[float]) -> tupl
 
 
 def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> Observation:
-    """Returns by how much this node's clock is ahead of the first node's (CLOCK), from one process of each node.
+    """Returns by how much this node's clock is ahead of the first node's, from one process of each node.
 
     In each round all nodes send a request and wait. The first node reads its clock when the last request has arrived,
     which is between any node's two readings. The round with the smallest error counts. Raises CheckProblem (as
@@ -295,7 +295,7 @@ def judge_clock(ahead: float, error: float) -> Observation:
 
 
 def reduce_together(rank: int, world_size: int, where: torch.device) -> Observation:
-    """Makes an all_reduce with all ranks; returns its bytes and seconds (REDUCED).
+    """Makes an all_reduce with all ranks; returns its bytes and seconds.
 
     Element i is a number on rank (i modulo world size) and 0 on all others: sums are exact in float32 in any order, and
     a wrong element shows which rank it came from. Raises CheckProblem, or RuntimeError from the backend.

@@ -190,12 +190,7 @@ def _preempted(plan: JobPlan, attempt: Attempt) -> bool:
 def _saved(plan: JobPlan, attempt: Attempt, before: Sequence[Stopped]) -> int | None:
     began = _began(attempt)
     enough = max([int(began * 1e9), *(each.saved for each in before)]) if began else math.inf
-    left = time_left(os.environ)
-    seconds = (
-        user_checkpoints.SCAN_TIMEOUT
-        if left is None
-        else min(user_checkpoints.SCAN_TIMEOUT, max(left.seconds / 2, 3.0))
-    )
+    seconds = min(user_checkpoints.SCAN_TIMEOUT, max(_seconds_left() / 2, 3.0))
     found = retry_read(
         lambda: user_checkpoints.newest(plan, enough, seconds), plan.checkpoint.dir, retry_seconds=seconds
     )
@@ -223,9 +218,13 @@ def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
 
 
 def _ending(plan: JobPlan, stop_requested: bool) -> Ending | None:
-    known_left = time_left(os.environ)
-    left = math.inf if known_left is None else known_left.seconds
-    return registry.scheduler(plan.cluster.scheduler).ending(plan, stop_requested=stop_requested, left=left)
+    scheduler = registry.scheduler(plan.cluster.scheduler)
+    return scheduler.ending(plan, stop_requested=stop_requested, left=_seconds_left())
+
+
+def _seconds_left() -> float:
+    known = time_left(os.environ)
+    return math.inf if known is None else known.seconds
 
 
 def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> Continues:
