@@ -169,7 +169,7 @@ def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep) -> None:
     if submitted.not_accepted:
         print(
             f"launcher: {plural(len(submitted.not_accepted), 'point')} could not be submitted yet: {submitted.limit}\n"
-            "Repeat the command when some of the others are over: it submits the rest",
+            f"Repeat the command with sweep.id={sweep.id} when some of the others are over: it submits the rest",
             file=sys.stderr,
         )
 

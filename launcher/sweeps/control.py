@@ -305,7 +305,7 @@ def rerun(
         chosen = points_to_restart(point_statuses(sweep), points)
         made = [index for index in chosen if sweep.run(index).recorded()]
         if len(made) < len(chosen) and (points is not None or not made):
-            missing, do = sorted({*chosen} - {*made}), "repeat the command that makes the sweep, which completes it"
+            missing, do = sorted({*chosen} - {*made}), f"repeat the sweep's command with sweep.id={sweep.id}"
             raise RunError(f"nothing was submitted: points {ranges(missing)} have not been made: {do}")
         if not made:
             return None

@@ -328,7 +328,8 @@ class _ArraySubmitter:
     @contextlib.contextmanager
     def _interrupted(self) -> Iterator[None]:
         # Delays Ctrl-C until the end of the block, in which an array is submitted, so that the job is recorded
-        then = f"repeat the command to submit the rest, or end the sweep with `launcher cancel {self._sweep.id}`"
+        sweep = self._sweep.id
+        then = f"repeat the command with sweep.id={sweep} to submit the rest, or end it with `launcher cancel {sweep}`"
         try:
             with delayed_interrupt() as interrupted:
                 yield
@@ -345,7 +346,8 @@ class _ArraySubmitter:
         jobs = ", ".join(job for job, _ in self._jobs)
         count = sum(len(points) for _, points in self._jobs)
         return SubmissionError(
-            f"{refused}\n{count} other points were submitted before, as {jobs}; repeat the command to submit the rest"
+            f"{refused}\n{count} other points were submitted before, as {jobs}; repeat the command with "
+            f"sweep.id={self._sweep.id} to submit the rest"
         )
 
     def _submit_single(self, index: int, preceding: LiveArray | None) -> None:

@@ -38,7 +38,7 @@ ONE, SWEEP = ("run_id=a",), ("-m", "sweep.id=a", "seed=1,2")
         ci(
             SWEEP,
             1,
-            "2 points of a submitted, as 100: repeat the command to submit the rest",
+            "2 points of a submitted, as 100: repeat the command with sweep.id=a to submit the rest",
             "2 points had been submitted before: 2 queued",
         ),
         (
