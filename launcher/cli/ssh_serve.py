@@ -175,7 +175,8 @@ def _run(request: Mapping[str, Any], side: Side) -> int:
         sys.stdin = cast("TextIO", Asking(side, bool(request.get("asks"))))
     if not request.get("output"):
         return launcher(words)
-    with tempfile.TemporaryDirectory() as folder_of_file:
+    base = default_runs_dir()  # /tmp of a login node may be too small for a checkpoint
+    with tempfile.TemporaryDirectory(prefix=".sent-", dir=base if base.is_dir() else None) as folder_of_file:
         path = Path(folder_of_file, "file")
         exit_code = launcher([*words, "-o", str(path)])
         if exit_code == 0:

@@ -196,6 +196,26 @@ def test_the_home_in_a_path_is_that_of_each_side(here: Tree, tmp_path: Path, mon
         ssh_serve._run(asked, Mock())
 
 
+def test_a_file_that_is_fetched_is_written_beside_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A login node's /tmp may be too small for a checkpoint."""
+    monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path))
+    written: list[Path] = []
+
+    def launcher(words: list[str]) -> int:
+        written.append(Path(words[-1]))
+        written[0].write_text("content")
+        return 0
+
+    monkeypatch.setattr(ssh_serve, "_prepare", lambda _: None)
+    monkeypatch.setattr(ssh_serve, "launcher", launcher)
+    monkeypatch.setattr(sys, "stdin", sys.stdin)
+    side = Mock()
+    assert ssh_serve._run({"arguments": ["report", "a"], "output": True}, side) == 0
+    assert written[0].parent.parent == tmp_path and written[0].parent.name.startswith(".")
+    side.tell.assert_called_once_with(file=len("content"))
+    assert not list(tmp_path.iterdir())
+
+
 def test_excluded_files_are_neither_read_nor_counted(repo: Tree) -> None:
     files = command.SentCode.here(cluster("*.sh", "pkg", "*.ckpt"), []).files
     assert files.keys() == {"train.py", "-dash", NAMES[-1], "link"}
