@@ -399,14 +399,10 @@ class SlotManager:
         if self._search is None or now < self._next_prune:
             return
         for each in self._running.values():
-            if each.kill_at is None and self._is_pruned(each.point):
-                each.pruned, self._next_look = True, now
+            with contextlib.suppress(OSError, UnavailableError):
+                if each.kill_at is None and self._search.to_prune(each.point):
+                    each.pruned, self._next_look = True, now
         self._next_prune = now + 10 * (time.monotonic() - now)
-
-    def _is_pruned(self, point: int) -> bool:
-        with contextlib.suppress(OSError, UnavailableError):
-            return self._search is not None and self._search.to_prune(point)
-        return False
 
     def _reason(self, now: float) -> StopReason | None:
         if self._signals.ends():
