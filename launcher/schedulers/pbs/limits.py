@@ -131,6 +131,9 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Returns notes on a plan from the live queues and nodes; raises ConfigError: it could not start there."""
     try:
         queues = PBS(plan.cluster.submit_timeout).queues()
+        asked = settings_of(plan, PBSSettings).queue or ""
+        if "@" in asked and asked.partition("@")[0] not in {queue.name for queue in queues}:
+            return (f"not compared with the live queues: cluster.queue={asked} is one of another server",)
         queue = check_queue(plan, queues)
     except QueryError as error:
         return (f"not compared with the live queues: {error}",)

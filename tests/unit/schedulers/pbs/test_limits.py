@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.schedulers.pbs.client import PBSQueue, parse_nodes
-from launcher.schedulers.pbs.limits import check_queue, never, node_groups
+from launcher.schedulers.pbs.client import PBS, PBSQueue, parse_nodes
+from launcher.schedulers.pbs.limits import check_queue, compare, never, node_groups
 from launcher.schedulers.pbs.settings import GpuDirective
 from tests.unit.plans import plan_of
 
@@ -47,6 +47,12 @@ def check_pbs(name: str | None, keys: dict[str, Any], queues: list[PBSQueue]) ->
 )
 def test_what_a_queue_takes_passes(name: str | None, keys: dict[str, Any]) -> None:
     check_pbs(name, keys, PBS_SITE)
+
+
+def test_a_queue_of_another_server_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PBS, "queues", lambda _: PBS_SITE)
+    (note,) = compare(plan_of(cluster={"scheduler": "pbs", "queue": "gpu@other"}), {})
+    assert "cluster.queue=gpu@other is one of another server" in note
 
 
 # Of one host with two vnodes, and of one that is down and has not told of anything yet.
