@@ -1,4 +1,4 @@
-"""Another user has left files where the user works: nothing of them is run, and nothing of the user's is changed.
+"""Another user can exchange an archive of an environment: nothing of his is run, and nothing of the user's is changed.
 
 Needs root, who can be both users.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 import io
 import os
 import stat
-import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -19,17 +17,9 @@ from typing import Any
 import pytest
 
 from launcher.environment import archives
-from tests.launch import ROOT
-from tests.two_users import SOMEBODY_ELSE, as_somebody_else
+from tests.two_users import as_somebody_else
 
 pytestmark = pytest.mark.root
-
-# What pip makes of [project.scripts].
-CONSOLE_SCRIPT = "import sys\nfrom launcher.__main__ import main\nsys.exit(main())\n"
-MODULES = (
-    "json", "runpy", "pathlib", "argparse", "asyncio", "subprocess", "socket", "torch", "numpy", "hydra", "submitit",
-    "grp", "launcher", "workloads", "yaml",
-)  # fmt: skip
 
 
 @pytest.fixture
@@ -39,59 +29,6 @@ def open_to_all() -> Iterator[Path]:
         folder = Path(os.path.realpath(name))
         folder.chmod(0o1777)
         yield folder
-
-
-# -- a folder of somebody else, in which the user types a command
-
-
-@pytest.fixture
-def theirs(open_to_all: Path) -> Path:
-    """A folder of somebody else, with modules of the names that a Python imports, each of which leaves its name."""
-    folder = open_to_all / "theirs"
-
-    def plant() -> None:
-        folder.mkdir()
-        (folder / "proof").mkdir(mode=0o777)
-        for name in MODULES:
-            (folder / f"{name}.py").write_text(f"open({str(folder / 'proof' / name)!r}, 'w').close()\n")
-
-    as_somebody_else(plant)
-    assert (folder / "json.py").stat().st_uid == SOMEBODY_ELSE
-    return folder
-
-
-def typed(folder: Path, words: list[str], tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    environment = {
-        "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(tmp_path),
-        "LAUNCHER_RUNS_DIR": str(tmp_path / "runs"), "LAUNCHER_CONFIG_DIR": str(tmp_path / "config"),
-        "LAUNCHER_CACHE_DIR": str(tmp_path / "cache"),
-    }  # fmt: skip
-    return subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
-def test_the_command_and_all_that_it_starts_import_nothing_from_there(theirs: Path, tmp_path: Path) -> None:
-    script = tmp_path / "launcher"
-    script.write_text(CONSOLE_SCRIPT)
-    sizes = ["workload=p2p", "workload.sizes=1K", "workload.iterations=1", "run_id=a"]
-    for words in (["nodes=2", "preflight=true", *sizes], ["status"], ["logs", "a"], ["report", "a"], ["doctor"]):
-        done = typed(theirs, [str(script), *words], tmp_path)
-        assert done.returncode == 0 or words == ["doctor"], done.stdout + done.stderr
-        assert "type `launcher` here" not in done.stderr
-        assert not [*(theirs / "proof").iterdir()], words
-    assert (tmp_path / "runs/a/result.json").exists(), "agents and ranks have run there"
-
-
-def test_python_m_imports_from_there_and_says_so(theirs: Path, tmp_path: Path) -> None:
-    for name in ("launcher", "runpy"):  # Python's own -m would not come as far as the note
-        as_somebody_else((theirs / f"{name}.py").unlink)
-    done = typed(theirs, ["-m", "launcher", "status"], tmp_path)
-    assert done.stderr.startswith("note: `python -m` imports modules from this folder, to which others can write")
-    assert [*(theirs / "proof").iterdir()], "else the note is not needed any more"
-
-
-# -- an archive of an environment that somebody else can exchange
 
 
 def packed(path: Path, *members: tuple[str, bytes, str]) -> None:
