@@ -44,7 +44,7 @@ help:
 	@echo "make demo       set up, train on this machine, print the accuracy and where everything is"
 	@echo "make test       set up (Slurm and Grid Engine too, as root on Debian), run all tests, print what ran against what"
 	@echo "make test-user  the unit tests as an ordinary user, for root"
-	@echo "make test-slow  what make test leaves out: what CI runs (benchmarks, chaos), more schedulers a test, longer forms"
+	@echo "make test-slow  what make test leaves out: what CI runs (benchmarks, chaos), more schedulers a test, longer forms, more examples"
 	@echo "make test-torch what concerns torch, and whole runs on this machine, with the oldest torch and the newest"
 	@echo "make test-python unit tests, checkpoints, and a run stopped and resumed, with each Python on this machine"
 	@echo "make twins      each profile of a site against a scheduler that keeps the site's published rules, as a table"
@@ -86,6 +86,7 @@ test-user: $(READY)
 test-slow: $(READY)
 	@bash tests/setup_debian.sh
 	$(RUN) -m pytest --numprocesses=2 --durations=0 -m "slow or ci"
+	$(RUN) -m pytest --quiet --numprocesses=2 --hypothesis-profile=long -m hypothesis $(UNIT_TESTS) tests/processes
 
 .venv-torch-oldest/ready: MADE_BY = $(PYTHON_OLDEST)
 .venv-torch-oldest/ready: WITH = $(TORCH_OLDEST)

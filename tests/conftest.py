@@ -42,6 +42,7 @@ from typing import Any, TypeVar
 
 import hypothesis
 import pytest
+from _pytest.runner import runtestprotocol
 
 from tests import hydra_cache
 from tests.cluster.slurm_cluster import SlurmCluster
@@ -53,7 +54,14 @@ RECORD = "ran against"
 WIDTH = 80
 
 # Test machines are busy: hypothesis sets no time limit, neither for running an example nor for generating one.
-hypothesis.settings.register_profile("launcher", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# `make test-slow` tries the properties with the profile `long`.
+for profile, examples in (("launcher", 25), ("long", 500)):
+    hypothesis.settings.register_profile(
+        profile,
+        deadline=None,
+        max_examples=examples,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
 hypothesis.settings.load_profile("launcher")
 
 
@@ -71,14 +79,16 @@ def pytest_collection() -> Generator[None, Any, Any]:
 # -- state that a test must not leave behind
 
 
-@pytest.fixture(autouse=True)
-def no_process_group_is_left() -> Iterator[None]:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, None, None]:
     """Fails a test that leaves torch's process group behind, because later tests in the same process would fail."""
-    yield
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
-        pytest.fail("This test left torch's default process group behind.", pytrace=False)
+    try:
+        yield
+    finally:
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            distributed.destroy_process_group()
+            pytest.fail("This test left torch's default process group behind.", pytrace=False)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -86,6 +96,22 @@ def shared_compositions() -> Iterator[None]:
     """Hydra does once for all tests of this process what depends on the files of conf/ and on their choice alone."""
     with hydra_cache.shared():
         yield
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """A process of xdist tells the one that prints how a test ended, and not also that it began, was set up and torn
+    down as it should: six messages a test took as much time as many a test."""
+    config = item.config
+    if (
+        not hasattr(config, "workerinput")
+        or config.getoption("durations") is not None
+        or config.pluginmanager.hasplugin("rerunfailures")
+    ):
+        return None
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

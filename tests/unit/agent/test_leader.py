@@ -889,7 +889,7 @@ def happen(cluster: Cluster, event: tuple[str, int, Any], connected: set[int]) -
 
 
 @given(st.lists(EVENTS, max_size=25))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=4 * settings().max_examples)
 def test_whatever_happens_there_is_one_verdict_and_then_over_or_a_new_round(
     events: list[tuple[str, int, Any]],
 ) -> None:
@@ -919,7 +919,6 @@ def test_whatever_happens_there_is_one_verdict_and_then_over_or_a_new_round(
 
 
 @given(st.lists(EVENTS, max_size=40), st.lists(EVENTS, max_size=40))
-@settings(max_examples=100, deadline=None)
 def test_no_round_has_two_verdicts(first: list[Any], second: list[Any]) -> None:
     cluster = Cluster(5, least=1).begin()
     connected = set(range(5))
