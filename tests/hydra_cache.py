@@ -1,6 +1,6 @@
 """What Hydra makes of the same files for the same choices, it makes once a process for all tests.
 
-This is nine tenths of a composition's time. All overrides are still parsed, and those that choose no file applied.
+This is nine tenths of a composition's time. All overrides that choose no file are still applied.
 """
 
 from __future__ import annotations
@@ -8,10 +8,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import omegaconf
 import pytest
 from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -19,6 +22,7 @@ from hydra._internal.config_repository import CachingConfigRepository, IConfigRe
 from hydra._internal.defaults_list import DefaultsList, Overrides
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, ListConfig
@@ -38,9 +42,11 @@ def shared() -> Iterator[None]:
     listed, composed = config_loader_impl.create_defaults_list, ConfigLoaderImpl._compose_config_from_defaults_list
     of_files = file_source()
     made, loaded = CachingConfigRepository.__init__, of_files.load_config
+    parsed, reference = OverridesParser.parse_rule, cache(omegaconf.grammar_parser.parse)
     lists: dict[str, DefaultsList] = {}
     configs: dict[str, Any] = {}
     files: dict[tuple[str, str, str], ConfigResult] = {}
+    rules: dict[tuple[str, str], Any] = {}
 
     def defaults_of(repo: IConfigRepository, config_name: str, overrides_list: Any, **options: Any) -> DefaultsList:
         mine = Overrides(repo=repo, overrides_list=overrides_list)
@@ -75,7 +81,15 @@ def shared() -> Iterator[None]:
         found.config, found.header = copy.deepcopy(found.config), dict(found.header)
         return found
 
+    def rule_of(self: OverridesParser, text: str, rule_name: str) -> Any:
+        if (text, rule_name) not in rules:
+            rules[text, rule_name] = parsed(self, text, rule_name)
+        return copy.deepcopy(rules[text, rule_name])
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OverridesParser, "parse_rule", rule_of)
+        for module in (omegaconf.base, omegaconf._utils):  # a reference's tree is only read
+            patch.setattr(module, "parse", reference)
         patch.setattr(CachingConfigRepository, "__init__", repository)
         patch.setattr(of_files, "load_config", file_of)
         patch.setattr(DictConfig, "__deepcopy__", deep_copy)
@@ -95,7 +109,8 @@ def copy_below(node: Node, parent: object) -> Node:
     new.__dict__.update(node.__dict__, _parent=parent, _flags_cache=None)
     data = node.__dict__["_metadata"]
     new.__dict__["_metadata"] = own = object.__new__(type(data))
-    own.__dict__.update(data.__dict__, flags=dict(data.flags), resolver_cache=copy.deepcopy(data.resolver_cache))
+    resolved = copy.deepcopy(data.resolver_cache) if data.resolver_cache else defaultdict(dict)
+    own.__dict__.update(data.__dict__, flags=dict(data.flags), resolver_cache=resolved)
     inside = node.__dict__.get("_content")
     if isinstance(inside, dict):
         new.__dict__["_content"] = {key: copy_below(each, new) for key, each in inside.items()}

@@ -32,6 +32,7 @@ WORKLOADS = {
 _RACE = re.compile(r"^(\+*cluster\.race=)\[([^]'\"[]*)\]$")
 # What Hydra takes for a number, or for true or false
 _NO_TEXT = re.compile(r"[+-]?(?:[\d_]*\.?\d[\d_]*\.?(?:e[+-]?[\d_]+)?|inf|nan)|true|false", re.IGNORECASE)
+_hints = cache(get_type_hints)  # they are texts, which it compiles
 _FIELD = re.compile(r"    (\w+): [^#]*#(?: type: ignore\[\w+\]  #)? (.*)")
 
 
@@ -55,7 +56,7 @@ def keys_of(kind: type, prefix: str = "") -> Iterator[Key]:
     """Yields the keys of a dataclass of the schema, those of its base classes first, each with a prefix (`launch.`)."""
     bases = [base for base in reversed(kind.__mro__) if dataclasses.is_dataclass(base)]
     docs = {name: doc for base in bases for name, doc in _docs(base.__module__).get(base.__name__, {}).items()}
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
         kinds = [each for each in (hint, *get_args(hint)) if isinstance(each, type)]

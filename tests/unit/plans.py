@@ -16,6 +16,7 @@ from launcher.schedulers import registry
 from launcher.submission.prepare import make_plan
 from launcher.worker.stop import CHECKPOINT, RESUME, TRAIN, Settings
 
+PLANS: dict[str, JobPlan] = {}
 SITE = PlanFacts("run-1", "/runs/run-1", "/usr/bin/python3", None, "/home/me")
 
 
@@ -43,8 +44,11 @@ def make_cluster(scheduler: str = "slurm", **keys: Any) -> Cluster:
 
 
 def plan_of(site: PlanFacts = SITE, **keys: Any) -> JobPlan:
-    """Returns the plan of `make_config(**keys)`."""
-    return make_plan(make_config(**keys), site)
+    """Returns the plan of `make_config(**keys)`; the same one each time, which nobody may change."""
+    key = repr((site, keys))
+    if key not in PLANS:
+        PLANS[key] = make_plan(make_config(**keys), site)
+    return PLANS[key]
 
 
 def bare_plan(**fields: Any) -> JobPlan:
