@@ -177,12 +177,17 @@ def all_of_them(_: int) -> list[Callable[[Run], None]]:
     return COMMANDS
 
 
+def one_of_them(number: int) -> list[Callable[[Run], None]]:
+    """Another one for the next number, so that each has its turn in every file."""
+    return [COMMANDS[number % len(COMMANDS)]]
+
+
 def two_of_them(number: int) -> list[Callable[[Run], None]]:
-    """Others for the next number, so that each has its turn in every file."""
-    return [COMMANDS[(number + later) % len(COMMANDS)] for later in (0, 3)]
+    return one_of_them(number) + one_of_them(number + 3)
 
 
-CHOSEN = pytest.mark.parametrize("chosen", [two_of_them, pytest.param(all_of_them, marks=pytest.mark.slow)])
+def some_or_all(some: Chosen) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("chosen", [some, pytest.param(all_of_them, marks=pytest.mark.slow)])
 
 
 def run_all(run: Run, what: object, commands: list[Callable[[Run], None]] = COMMANDS) -> tuple[list[str], str]:
@@ -283,7 +288,7 @@ def names_of_sources() -> list[str]:
     return [*events, *rest, f"checkpoints/{checkpoints.name_of(5)}/manifest.json", "record.json"]
 
 
-@CHOSEN
+@some_or_all(one_of_them)
 @pytest.mark.parametrize("name", names_of_sources())
 def test_one_field_of_one_file_is_something_else(one: Run, name: str, bounded: None, chosen: Chosen) -> None:
     path = one.path / name
@@ -413,7 +418,7 @@ def test_no_file_takes_gigabytes(tmp_path: Path, make: Callable[[Path], None], b
     assert isinstance(read_json(path), Wrong)
 
 
-@CHOSEN
+@some_or_all(two_of_them)
 @pytest.mark.parametrize("make", FILES)
 def test_a_file_is_not_what_it_says(
     one: Run, make: Callable[[Path], None], small: None, bounded: None, chosen: Chosen

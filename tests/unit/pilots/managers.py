@@ -89,6 +89,7 @@ def slot_manager(
 ) -> Managed:  # fmt: skip
     """The slot manager of a pilot."""
     monkeypatch.setattr(manager, "TICK", 0.001)
+    monkeypatch.setattr(manager, "SOONEST", 0.01)
     monkeypatch.setattr(processes, "use_large_pages", lambda: None)  # of the process of the tests
     each = pilot_attempt(sweep, pilot, attempt)
     mine = manager.manager_of(pilot, each, {})

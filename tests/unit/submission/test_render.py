@@ -244,7 +244,7 @@ words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(la
 
 
 @given(st.lists(words, max_size=20), st.lists(words, max_size=10))
-@settings(max_examples=25)
+@settings(max_examples=8)
 def test_any_text_arrives_as_it_is(values: list[str], arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         sandbox = Sandbox(Path(folder))
