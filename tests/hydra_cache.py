@@ -18,14 +18,14 @@ import omegaconf
 import pytest
 from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
+from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository, IConfigRepository
 from hydra._internal.defaults_list import DefaultsList, Overrides
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.base import Node
 
 from launcher.config.scheduler_table import cluster_class, names
@@ -33,6 +33,7 @@ from launcher.errors import ConfigError
 from launcher.paths import resource
 
 CONF = os.path.realpath(resource("conf"))  # nothing changes while tests run
+SCHEMA = "hydra/schema/"  # of a section of the config, before its files
 KINDS: dict[int, object] = {}  # classes of profiles by id, which no other class can have while this one is kept
 
 
@@ -41,11 +42,12 @@ def shared() -> Iterator[None]:
     """Has the compositions of this process inside a `with` block share what they have in common."""
     listed, composed = config_loader_impl.create_defaults_list, ConfigLoaderImpl._compose_config_from_defaults_list
     of_files = file_source()
-    made, loaded = CachingConfigRepository.__init__, of_files.load_config
+    made, found, loaded = CachingConfigRepository.__init__, ConfigRepository.load_config, of_files.load_config
     parsed, reference = OverridesParser.parse_rule, cache(omegaconf.grammar_parser.parse)
     lists: dict[str, DefaultsList] = {}
     configs: dict[str, Any] = {}
     files: dict[tuple[str, str, str], ConfigResult] = {}
+    results: dict[tuple[str, str], ConfigResult | None] = {}
     rules: dict[tuple[str, str], Any] = {}
 
     def defaults_of(repo: IConfigRepository, config_name: str, overrides_list: Any, **options: Any) -> DefaultsList:
@@ -54,22 +56,34 @@ def shared() -> Iterator[None]:
         key = repr((sources(repo), config_name, choices, options))
         if key not in lists:
             lists[key] = listed(repo, config_name, overrides_list, **options)
-        found = copy.copy(lists[key])
-        found.config_overrides = mine.config_overrides
-        return found
+        result = copy.copy(lists[key])
+        result.config_overrides = mine.config_overrides
+        return result
 
     def config_of(self: ConfigLoaderImpl, defaults: Any, repo: IConfigRepository) -> Any:
         key = repr((sources(repo), defaults))
         if key not in configs:
-            configs[key] = composed(self, defaults, repo)
+            # The files of hydra, of the cluster, ... are merged once for all that go on from there with others.
+            cut = max((at for at, each in enumerate(defaults) if at and each.config_path.startswith(SCHEMA)), default=0)
+            begun = config_of(self, defaults[:cut], repo) if cut else OmegaConf.create()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(config_loader_impl, "OmegaConf", first_made(begun))
+                configs[key] = composed(self, defaults[cut:], repo)
         return copy.deepcopy(configs[key])
 
     def repository(self: CachingConfigRepository, delegate: IConfigRepository) -> None:
         made(self, None)  # type: ignore[arg-type]
         self.delegate = copy.copy(delegate)  # a deep copy has the schema and all that is stored with it,
+        self.delegate.__dict__.pop("_state", None)
         schema = ConfigStore.instance().repo.get("hydra", {}).get("schema", {})
         for group in ("cluster", "workload"):  # and so no class that an earlier composition has asked for
             schema.get(group, {}).clear()
+
+    def result_of(self: ConfigRepository, config_path: str) -> ConfigResult | None:
+        key = (state(self), config_path)
+        if key not in results:
+            results[key] = found(self, config_path)
+        return copied(results[key])
 
     def file_of(self: ConfigSource, config_path: str) -> ConfigResult:
         if os.path.realpath(self.path) != CONF:
@@ -77,9 +91,7 @@ def shared() -> Iterator[None]:
         key = (self.provider, self.path, config_path)
         if key not in files:
             files[key] = loaded(self, config_path)
-        found = copy.copy(files[key])
-        found.config, found.header = copy.deepcopy(found.config), dict(found.header)
-        return found
+        return copied(files[key])
 
     def rule_of(self: OverridesParser, text: str, rule_name: str) -> Any:
         if (text, rule_name) not in rules:
@@ -92,11 +104,24 @@ def shared() -> Iterator[None]:
             patch.setattr(module, "parse", reference)
         patch.setattr(CachingConfigRepository, "__init__", repository)
         patch.setattr(of_files, "load_config", file_of)
+        patch.setattr(ConfigRepository, "load_config", result_of)
         patch.setattr(DictConfig, "__deepcopy__", deep_copy)
         patch.setattr(ListConfig, "__deepcopy__", deep_copy)
         patch.setattr(config_loader_impl, "create_defaults_list", defaults_of)
         patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", config_of)
         yield
+
+
+def first_made(config: Any) -> type[OmegaConf]:
+    """OmegaConf, whose `create` returns this config at its first call."""
+    made = iter([config])
+
+    def create(*arguments: Any, **options: Any) -> Any:
+        for first in made:
+            return first
+        return OmegaConf.create(*arguments, **options)
+
+    return type("Begun", (OmegaConf,), {"create": staticmethod(create)})
 
 
 def deep_copy(self: Node, memo: object) -> Node:
@@ -125,6 +150,22 @@ def file_source() -> type[ConfigSource]:
     """The class of sources that are folders. Hydra imports its plugins itself: it isn't the one of an import here."""
     Plugins.instance()
     return SourcesRegistry.instance().resolve("file")
+
+
+def copied(result: ConfigResult | None) -> ConfigResult | None:
+    if result is None:
+        return None
+    new = copy.copy(result)
+    new.config, new.header = copy.deepcopy(new.config), dict(new.header)
+    return new
+
+
+def state(repo: ConfigRepository) -> str:
+    """What the files that it finds depend on, as it was when its composition began."""
+    kept = repo.__dict__.get("_state")
+    if kept is None or kept[0] is not repo.sources:
+        kept = repo.__dict__["_state"] = (repo.sources, repr(sources(repo)))
+    return str(kept[1])
 
 
 def sources(repo: IConfigRepository) -> list[Any]:
