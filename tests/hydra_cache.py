@@ -61,7 +61,7 @@ def shared() -> Iterator[None]:
         return result
 
     def config_of(self: ConfigLoaderImpl, defaults: Any, repo: IConfigRepository) -> Any:
-        key = repr((sources(repo), defaults))
+        key = repr((state(repo, *(each.config_path for each in defaults)), defaults))
         if key not in configs:
             # The files of hydra, of the cluster, ... are merged once for all that go on from there with others.
             cut = max((at for at, each in enumerate(defaults) if at and each.config_path.startswith(SCHEMA)), default=0)
@@ -74,13 +74,12 @@ def shared() -> Iterator[None]:
     def repository(self: CachingConfigRepository, delegate: IConfigRepository) -> None:
         made(self, None)  # type: ignore[arg-type]
         self.delegate = copy.copy(delegate)  # a deep copy has the schema and all that is stored with it,
-        self.delegate.__dict__.pop("_state", None)
         schema = ConfigStore.instance().repo.get("hydra", {}).get("schema", {})
         for group in ("cluster", "workload"):  # and so no class that an earlier composition has asked for
             schema.get(group, {}).clear()
 
     def result_of(self: ConfigRepository, config_path: str) -> ConfigResult | None:
-        key = (state(self), config_path)
+        key = (state(self, config_path), config_path)
         if key not in results:
             results[key] = found(self, config_path)
         return copied(results[key])
@@ -160,12 +159,13 @@ def copied(result: ConfigResult | None) -> ConfigResult | None:
     return new
 
 
-def state(repo: ConfigRepository) -> str:
-    """What the files that it finds depend on, as it was when its composition began."""
-    kept = repo.__dict__.get("_state")
-    if kept is None or kept[0] is not repo.sources:
-        kept = repo.__dict__["_state"] = (repo.sources, repr(sources(repo)))
-    return str(kept[1])
+def state(repo: IConfigRepository, *config_paths: str) -> str:
+    """What these files of a composition depend on: on a folder that a test may write only if it has one of them."""
+    found = repo.get_sources()
+    own = [source for source in found if isinstance(source, file_source()) and os.path.realpath(source.path) != CONF]
+    if any(source.is_config(path) for source in own for path in config_paths):
+        return repr(sources(repo))
+    return repr((kinds(), [source.path for source in found if source not in own]))
 
 
 def sources(repo: IConfigRepository) -> list[Any]:

@@ -41,7 +41,7 @@ from tests.unit.sandbox import STAND_IN, Sandbox
 
 A_DAY_AGO = time.time() - 2 * secrets.PRUNED_AFTER
 BACKENDS = ("local", "slurm", "pbs")
-VALUES = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Zl", "Zp")), max_size=30).map(
+VALUES = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")), max_size=30).map(
     lambda text: f"{text}-4f7a0c92"  # or it is one of the words that any script has
 )
 
