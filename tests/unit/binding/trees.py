@@ -25,6 +25,7 @@ from launcher.formatting import ranges
 from launcher.units import parse_ranges
 
 FOLDER = Path(__file__).parent / "nodes"
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
@@ -42,7 +43,7 @@ def allowed(about: dict[str, Any]) -> list[int]:
 @cache
 def read(name: str) -> Node:
     """What is read of a node of this type, where no variable is set; built once, since a tree has a thousand files."""
-    with tempfile.TemporaryDirectory() as root:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as root:
         return hardware.read(build(Path(root), description(name)), {})
 
 

@@ -178,27 +178,6 @@ def test_an_error_is_one_line_of_the_whole_program() -> None:
     assert done.stderr.startswith("launcher: there is no option '--al'.") and done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("line", "unbuffered"),
-    [
-        *((line, "") for line in ("help --all", "--help", "status", "data", "workload=p2p dry_run=true")),
-        # Printed line by line, as by a long text, it fails where the line is made.
-        *((f"{command} a", "1") for command in ("post-mortem", "why", "status", "logs", "checkpoint list")),
-    ],
-)
-def test_a_reader_that_has_seen_enough_is_no_error(line: str, unbuffered: str, tmp_path: Path) -> None:
-    make(tmp_path, code=1, ranks=2, fault="ValueError: x")
-    seen, written = os.pipe()
-    os.close(seen)  # as `| head` does, sooner or later
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher", *line.split()], cwd=PACKAGE.parent, stdout=written, stderr=subprocess.PIPE,
-        env={**os.environ, "LAUNCHER_RUNS_DIR": str(tmp_path / "runs"), "PYTHONUNBUFFERED": unbuffered}, text=True,
-        check=False,
-    )  # fmt: skip
-    os.close(written)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 @pytest.mark.parametrize("line", ["status b", "logs b", "cancel b", "wait b"])
 def test_a_run_that_is_not_there_is_bad_input(call: Call, line: str) -> None:
     answer = call(*line.split())
