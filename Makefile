@@ -31,7 +31,7 @@ CONCERNS_TORCH := '^ *(import|from) (torch|workloads|tests.processes.workload_ra
 RUN := $(VENV)/bin/python
 # Else each process of a test, and of `make demo`, would compile the launcher anew.
 unexport PYTHONDONTWRITEBYTECODE
-# Tests of milliseconds each, which wait for nothing.
+# Tests of milliseconds each, which wait for nothing. Those of a file are in one process, as they share what they make.
 UNIT_TESTS := tests/unit tests/golden
 # Which of them `make test` runs; empty: all.
 UNIT_ARGS ?=
@@ -75,13 +75,13 @@ demo: $(READY)
 test: lint
 	@bash tests/setup_debian.sh
 	@unit=0 rest=0; \
-	$(RUN) -m pytest --quiet --numprocesses=auto $(PYTEST_ARGS) $(UNIT_ARGS) $(UNIT_TESTS) || unit=$$?; \
+	$(RUN) -m pytest --quiet --numprocesses=auto --dist=loadfile $(PYTEST_ARGS) $(UNIT_ARGS) $(UNIT_TESTS) || unit=$$?; \
 	$(RUN) -m pytest --numprocesses=$(PROCESSES) --durations=15 -m "$(MARKERS)" $(PYTEST_ARGS) $(UNIT_TESTS:%=--ignore=%) || rest=$$?; \
 	if [ $$unit != 0 ]; then echo "The unit tests failed, too: their failures are above."; fi; \
 	exit $$((unit ? unit : rest))
 
 test-user: $(READY)
-	tests/as_ordinary_user.sh $(VENV) --quiet --numprocesses=auto $(PYTEST_ARGS) $(UNIT_TESTS)
+	tests/as_ordinary_user.sh $(VENV) --quiet --numprocesses=auto --dist=loadfile $(PYTEST_ARGS) $(UNIT_TESTS)
 
 test-slow: $(READY)
 	@bash tests/setup_debian.sh
