@@ -56,9 +56,8 @@ def keys_of(kind: type, prefix: str = "") -> Iterator[Key]:
     """Yields the keys of a dataclass of the schema, those of its base classes first, each with a prefix (`launch.`)."""
     bases = [base for base in reversed(kind.__mro__) if dataclasses.is_dataclass(base)]
     docs = {name: doc for base in bases for name, doc in _docs(base.__module__).get(base.__name__, {}).items()}
-    hints = _hints(kind)
     for field in dataclasses.fields(kind):
-        hint = hints[field.name]
+        hint = _hints(kind)[field.name]
         kinds = [each for each in (hint, *get_args(hint)) if isinstance(each, type)]
         enums = [each for each in kinds if issubclass(each, Enum)]
         choices = [str(member.value) for each in enums for member in each] or ["true", "false"] * (bool in kinds)
