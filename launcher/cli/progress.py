@@ -86,7 +86,7 @@ class Rate:
 def time_left(rate: Rate, total: float) -> list[str]:
     """Returns `4m left` in a list, which is empty if that is not known."""
     seconds = rate.left(total)
-    return [f"{brief(seconds)} left"] if seconds else []
+    return [f"{brief(seconds)} left"] if seconds is not None and seconds >= 1 else []
 
 
 def of_training(progress: Progress, rate: Rate) -> str:
