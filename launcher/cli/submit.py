@@ -161,7 +161,8 @@ def _check_options(arguments: Sequence[str]) -> None:
         if option.startswith("-") and option not in known:
             key = option.lstrip("-").replace("-", "_")
             meant = f" Keys have no dashes: {key}=VALUE" if key in all_keys() else near(option, known)
-            raise ConfigError(f"there is no option {option!r}.{meant or near(key, all_keys())}")
+            meant = meant or near(key, all_keys()) or f" `{program()} --help` lists them"
+            raise ConfigError(f"there is no option {option!r}.{meant}")
     parser.exit_on_error = False
     try:
         given, unknown = parser.parse_known_args(arguments)

@@ -183,6 +183,7 @@ def test_an_option_among_the_scripts_arguments_is_not_ours() -> None:
         (["--partition=x"], "there is no option '--partition'. Did you mean cluster.partition?"),
         (["--nodes", "2"], "there is no option '--nodes'. Keys have no dashes: nodes=VALUE"),
         (["workload=p2p", "--mulitrun"], "there is no option '--mulitrun'. Did you mean --multirun"),
+        (["--foo"], "there is no option '--foo'. `python -m launcher --help` lists them"),
         (["workload=p2p", "--cfg", "jbo"], "--cfg/-c: invalid choice: 'jbo'"),
         (["workload=p2p", "--cfg"], "--cfg/-c: expected one argument"),
         (["workload=p2p", "--resolve"], "--resolve is for --cfg: add --cfg job"),
