@@ -94,7 +94,7 @@ def test_pbs_is_asked_for_its_history_once(tmp_path: Path, monkeypatch: pytest.M
         return {"150[1]": SchedulerJob("150[1]", JobState.CANCELLED, "CANCELLED")}
 
     monkeypatch.setattr(PBS, "jobs", lambda *_: {"150[0]": SchedulerJob("150[0]", JobState.RUNNING, "R")})
-    monkeypatch.setattr(PBS, "history", history)
+    monkeypatch.setattr(PBS, "ended_all", history)
     assert (states(sweep), len(asked)) == (["running", "cancelled", "lost", "lost"], 1)
 
 
@@ -111,7 +111,7 @@ def test_pbs_is_asked_once_how_its_pilots_ended(tmp_path: Path, monkeypatch: pyt
         return {str(number): SchedulerJob(str(number), JobState.CANCELLED, "CANCELLED") for number in range(4)}
 
     monkeypatch.setattr(PBS, "jobs", lambda *_: {"4": SchedulerJob("4", JobState.RUNNING, "R")})
-    monkeypatch.setattr(PBS, "history", history)
+    monkeypatch.setattr(PBS, "ended_all", history)
     assert [each.run.path.name for each in live_pilots(sweep, JobMonitor())] == [sweep.pilot(4).path.name]
     assert len(asked) == 1
 

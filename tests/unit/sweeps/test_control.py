@@ -41,7 +41,7 @@ class Site:
         key = short if kind is PBS else str
         found = {key(job): SchedulerJob(job, state, state.value) for job, state in jobs.items()}
         monkeypatch.setattr(kind, "jobs", lambda _: dict(found))
-        monkeypatch.setattr(kind, "accounting" if kind is Slurm else "history", lambda *_: {})
+        monkeypatch.setattr(kind, "accounting" if kind is Slurm else "ended_all", lambda *_: {})
         monkeypatch.setattr(kind, "cancel", lambda _, *jobs: self.told.append(jobs))
         monkeypatch.setattr(kind, "throttle", lambda _, job, most: self.told.append((job, most)))
 
@@ -336,7 +336,7 @@ def test_points_that_were_never_made_are_not_run_again(tmp_path: Path, monkeypat
     end(sweep.run(0))
     end(sweep.run(2))
     for points in (None, [1]):
-        with pytest.raises(RunError, match="points 1 have not been made: repeat the command"):
+        with pytest.raises(RunError, match="points 1 have not been made: repeat the sweep's command"):
             control.rerun(sweep, points)
     sweep = make_sweep(tmp_path, 3, array=None, name="lr-2")
     (sweep.run(1).path / "record.json").unlink()
