@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.multirun import Multirun
 from launcher.cli.sweep import show_results, show_status
-from launcher.errors import ConfigError
 from launcher.monitoring.run_status import JobMonitor
 from launcher.monitoring.sweep_status import point_statuses
 from launcher.runs.point_claims import Claims, EntryKind, Manager, left_out
@@ -50,11 +48,6 @@ def test_what_5000_points_have_in_common_does_not_count_5000_times(
     assert rerun is not None
     assert [points for _, points in rerun.jobs] == [tuple(range(FEW))]
     assert sweep.manifest().points[4999] == (*common, "workload.lr=499.9")
-
-
-def test_more_points_than_a_sweep_has_are_refused_before_each_is_composed() -> None:
-    with pytest.raises(ConfigError, match="it has 100,001 points, and a sweep has at most 100,000"):
-        Multirun.__call__(object.__new__(Multirun), [["seed=1"]] * 100_001, 0)
 
 
 def queued(folder: Path, count: int) -> Sweep:
