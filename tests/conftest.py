@@ -20,7 +20,8 @@ For authors of tests:
   on this machine, else on Slurm; and once on each of the four schedulers: submission, state, output, cancelling, what
   continues a run, a killed rank, a lost node, arrays, dependencies, pilots. `ci` has the same with more schedulers,
   numbers of ranks and kinds of state, what starts torch anew, and short forms of benchmarks and of chaos. `slow` is
-  what CI has no time for. No test goes from one to the next without a twin that keeps its fact (`tests.markers`).
+  what CI has no time for. Some facts are in `ci` alone, because they cost too much: what
+  has no cheaper twin there is a candidate for one (`tests.markers` marks single values of parameters).
 - If no Slurm or Grid Engine can run, these tests are skipped, and the table shows the reason. With CI=true they fail,
   so that a green CI means that they ran.
 """
