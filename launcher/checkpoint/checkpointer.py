@@ -168,7 +168,7 @@ class Checkpointer:
 
     def is_saving(self) -> bool:
         """Returns whether the last save is under way on this rank; else it is published on disk, or has failed."""
-        return self._save is not None and self._save.thread is not None and self._save.thread.is_alive()
+        return self._save is not None and self._save.is_alive()
 
     def _wait_for_save(self) -> None:
         save, self._save = self._save, None

@@ -123,7 +123,8 @@ class MemoryCheckpoints:
         rank_state: Mapping[str, Any] | None, extra: Mapping[str, Any], metrics: Mapping[str, float],
     ) -> None:  # fmt: skip
         """Copies the current state (or what `state` returns). Large tensors may still be being copied; see `staged`."""
-        self._kept = True
+        self._kept, entered = True, time.perf_counter()
+        waits = self._copy is not None and self._copy.is_alive()  # which is a cost of copies that are too many
         if self._last is not None:
             done, since = self._last
             since += 0.0 if self._copy is None else self._copy.blocked
@@ -133,6 +134,7 @@ class MemoryCheckpoints:
         if not self.due(step):
             return
         copy = _Copy(step)
+        copy.began = copy.began if waits else entered
         with copy.keeps_faults():
             content = copy.take(state() if callable(state) else state, rank_state, extra, metrics)
         began = time.perf_counter()
@@ -284,8 +286,10 @@ class MemoryCheckpoints:
     def _proposal(self, cost: tuple[float, float]) -> int:
         if not self._auto or not self._steps:
             return self.every
-        blocked, whole = (statistics.median(each) for each in zip(*self._costs, cost, strict=True))
-        return memory_format.interval(blocked, whole, statistics.median(self._steps))
+        # What this copy costs is known in full later. The slow ones count: they cost the most, and training would wait
+        # for the end of one
+        blocked, whole = zip(*(self._costs or (cost,)), strict=True)
+        return memory_format.interval(statistics.fmean(blocked), max(whole), statistics.median(self._steps))
 
     def staged(self) -> float:
         return 0.0 if self._copy is None else self._copy.staged()

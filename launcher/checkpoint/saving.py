@@ -223,8 +223,11 @@ class Snapshot:
         self.blocked += waited
         return waited
 
+    def is_alive(self) -> bool:
+        return self.thread is not None and self.thread.is_alive()
+
     def join(self) -> None:
-        if self.thread is not None and self.thread.is_alive():
+        if self.thread is not None and self.is_alive():
             with heartbeat.alive():
                 self.thread.join()
 
