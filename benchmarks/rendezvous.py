@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks.measure import Result, report
 from launcher.agent.failure_detector import RoundLimits
-from launcher.agent.leader_connection import Control, Signals
+from launcher.agent.leader_connection import LeaderConnection, Signals
 from launcher.rendezvous.rounds import Member
 from launcher.rendezvous.signed_channel import Hub
 from launcher.runs.events import Place
@@ -38,9 +38,9 @@ AT_REST = 0.2  # target of the leader's CPU use after the rendezvous, as a share
 _context = multiprocessing.get_context("fork")
 
 
-def agent(index: int, size: int, folder: Path) -> Control:
+def agent(index: int, size: int, folder: Path) -> LeaderConnection:
     places = [Place(host=f"node{number}", node=number) for number in range(size)]
-    return Control(
+    return LeaderConnection(
         Member(index, index, places[index].host, 1), attempt=folder,
         limits=RoundLimits(size, None, None, None, None, HEARTBEAT, 3), places=places, hosts=["localhost"] * size,
         secret=b"benchmark", key=str(folder), port_range=(20000, 32767), join_timeout=120.0, signals=Signals(),
@@ -55,10 +55,10 @@ def _others(indices: range, size: int, folder: Path, pipe: Connection) -> None:
     ended = threading.Event()
 
     def one(index: int) -> None:
-        control = agent(index, size, folder)
-        control.first()
+        connection = agent(index, size, folder)
+        connection.first()
         while not ended.is_set():
-            control.poll(HEARTBEAT / 10)
+            connection.poll(HEARTBEAT / 10)
 
     threads = [threading.Thread(target=one, args=(index,), daemon=True) for index in indices]
     for thread in threads:

@@ -18,7 +18,7 @@ import torch
 
 from launcher import errors, processes
 from launcher.agent.failure_detector import limits_of
-from launcher.agent.leader_connection import AskedToStop, AttemptOver, Control, NobodyLeads, Overtaken, Signals
+from launcher.agent.leader_connection import AskedToStop, AttemptOver, LeaderConnection, NobodyLeads, Overtaken, Signals
 from launcher.agent.policy import AttemptFailed, Done, History, NextRound, RoundEnd, RoundFailure, fault_of_end
 from launcher.agent.preflight import Preflight
 from launcher.agent.rank_progress import AgentContext, GpuWatch
@@ -208,7 +208,7 @@ class _Agent:
         )  # fmt: skip
         per_node = plan.procs_per_node if per_task else 1
         self._limits, self._places = limits_of(plan, attempt.logs), places_of(plan, place)
-        self._control = Control(
+        self._connection = LeaderConnection(
             self.own, attempt=attempt.path, limits=self._limits, places=self._places,
             hosts=[host + plan.cluster.host_suffix for host in place.hosts for _ in range(per_node)],
             secret=attempt.run.secret(), key=f"{plan.run_id}/{attempt.number}/{place.job}",
@@ -242,9 +242,9 @@ class _Agent:
             failed = retried and isinstance(event, Fault) and event.code is not FaultCode.STOPPED_EARLY
             raise
         finally:
-            leads = self._control.leads
+            leads = self._connection.leads
             self._signals.ignore()
-            self._control.close()
+            self._connection.close()
             if leads:
                 self._count_round(failed)
             if self._folder is not None:
@@ -253,7 +253,7 @@ class _Agent:
     def _run(self) -> dict[str, Any]:
         # Before the rendezvous, since an agent sends no heartbeats during imports.
         preload(self._plan.workload.entry)
-        history, rendezvous = self._control.first(preflight=self._plan.preflight)
+        history, rendezvous = self._connection.first(preflight=self._plan.preflight)
         set_network(self._plan, self.own.host)
         if rendezvous.place_of(self.own.index) == 0:
             self._count_death()
@@ -274,7 +274,7 @@ class _Agent:
                     if failed.suspended is not None and failed.ours:
                         self._events(failed.suspended)
                     raise
-                history, rendezvous = self._control.join()  # the others have continued without this agent
+                history, rendezvous = self._connection.join()  # the others have continued without this agent
                 continue
             if isinstance(outcome, Done):
                 break
@@ -320,10 +320,10 @@ class _Agent:
         )  # fmt: skip
 
     def _continued_by_others(self, number: int, *, wait: bool) -> bool:
-        if not self._control.elastic:
+        if not self._connection.elastic:
             return False
         try:
-            return self._control.others_begin(number) if wait else self._control.begun(number)
+            return self._connection.others_begin(number) if wait else self._connection.begun(number)
         except (RendezvousError, AskedToStop):  # it cannot be known, or there is no time
             return False
 
@@ -361,7 +361,7 @@ class _Agent:
                 opened.callback(self._serve(rendezvous, rendezvous.listener).close)
             self._start(rendezvous, ranks)
             self._workers.open_gate()
-            return Supervisor(context, self._control, self._workers, rendezvous, place, history).run()
+            return Supervisor(context, self._connection, self._workers, rendezvous, place, history).run()
 
     def _files(self, placement: Placement) -> dict[str, int]:
         context = self._context
@@ -385,7 +385,7 @@ class _Agent:
         try:
             self._workers.start(
                 ranks, run, round_number=int(ranks[0].environment["LAUNCHER_ROUND"]),
-                close_in_child=self._control.descriptors(), ignore=ignored_signals(self._lives),
+                close_in_child=self._connection.descriptors(), ignore=ignored_signals(self._lives),
             )  # fmt: skip
         except StartError as error:
             raise self._cannot_start(rendezvous, fault_of_start(error, self.own.host)) from None
@@ -403,10 +403,10 @@ class _Agent:
         own, leader = self.own, rendezvous.members[0]
         fault = replace(fault, host=own.host, node=own.node_rank, accused=(Accused(host=own.host),), step=-1)
         failure = RoundFailure(RoundEnd.LOST_NODE, fault, leader.index, listens=True, lost=(own.index,))
-        self._control.send(failure.message())
-        coordinator = self._control.coordinator
+        self._connection.send(failure.message())
+        coordinator = self._connection.coordinator
         if coordinator is None:  # the leader writes the event, and decides the attempt's exit code
-            return AttemptFailed(fault, errors.RESUME, ours=False, decides=not self._control.elastic)
+            return AttemptFailed(fault, errors.RESUME, ours=False, decides=not self._connection.elastic)
         self._events(fault)
         continues = coordinator.verdict is not None and coordinator.verdict.restarts
         return AttemptFailed(fault, errors.RESUME, decides=not continues)
@@ -415,7 +415,7 @@ class _Agent:
         history = outcome.history
         try:
             if self.own.index not in outcome.lost:
-                history, rendezvous = self._control.next(history, before, outcome.lost)
+                history, rendezvous = self._connection.next(history, before, outcome.lost)
                 if rendezvous.place_of(self.own.index) == 0:
                     self._report_changes(history.round, before, rendezvous)
                 return history, rendezvous
@@ -426,7 +426,7 @@ class _Agent:
                 raise
             enough = len(before.members) + len(before.spares) - 1 >= self._limits.least  # without this agent
             if enough and self._continued_by_others(history.round, wait=True):
-                return self._control.join()
+                return self._connection.join()
             if ours := not error.from_leader:
                 self._events(error.fault)
             raise AttemptFailed(error.fault, errors.RESUME, ours=ours, decides=ours) from None
@@ -436,12 +436,12 @@ class _Agent:
             fault = _stopped_early(self.own.host, request, "between two rounds")
             self._events(fault)
             raise AttemptFailed(fault, errors.RESUME, decides=True) from None
-        return self._control.join()
+        return self._connection.join()
 
     def _preflight(self, history: History, rendezvous: Rendezvous) -> NextRound | None:
         # None: all nodes have passed
         verdict = Preflight(
-            self._plan, self._attempt, self._events, self._control, rendezvous, round_number=history.round
+            self._plan, self._attempt, self._events, self._connection, rendezvous, round_number=history.round
         ).run()
         if verdict.then is PreflightThen.GO:
             return None
@@ -456,7 +456,7 @@ class _Agent:
                 self._events(fault)
             raise AttemptFailed(fault, verdict.exit_code, ours=leads, decides=leads)
         if self.own.index in verdict.lost:
-            self._control.left_out = True
+            self._connection.left_out = True
             raise _LeftOut
         return NextRound(replace(history, round=history.round + 1), verdict.lost)
 

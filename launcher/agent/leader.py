@@ -13,7 +13,7 @@ No I/O: messages in, messages out. Agents send to the leader:
 | `silent` | its `ranks` have done no step for launch.hang_timeout |
 | `stacks` | `reports` of its ranks, after `hang` |
 | `ended` | all its ranks have ended, and it waits for the other agents |
-| `report` | the agent's `value` for `key`: see `Control.collect` |
+| `report` | the agent's `value` for `key`: see `LeaderConnection.collect` |
 | `want`, `agree` | what its ranks want done at a step boundary, and whether all agree: see `heartbeat` |
 
 The leader sends:
@@ -32,7 +32,7 @@ The leader sends:
 | `verdict` | the first failure, and what all agents do about it: see `policy.RoundVerdict` |
 | `resized` | to itself only: the ranks continue without agents that are lost: the event `resized` |
 | `over` | all ranks of this round have ended; `final`: no other round follows |
-| `answer` | the leader's `value` for `key`: see `Control.publish` |
+| `answer` | the leader's `value` for `key`: see `LeaderConnection.publish` |
 | `propose`, `commit` | what all ranks do at one step boundary: see `heartbeat` |
 """
 

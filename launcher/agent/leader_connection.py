@@ -108,7 +108,7 @@ class Signals:
         self._numbers.append(signal.Signals(number))
 
 
-class Control:
+class LeaderConnection:
     """One agent's connection to the others for a whole attempt, and its way into each round: start, join, rejoin."""
 
     def __init__(

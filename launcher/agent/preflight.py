@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from launcher import errors, size_limits
-from launcher.agent.leader_connection import ENDS, WARNS, Control
+from launcher.agent.leader_connection import ENDS, WARNS, LeaderConnection
 from launcher.agent.preflight_checks import ALONE_PART, TOGETHER_PART, CheckLevel, NodeCheck, cannot_start, check_rank
 from launcher.agent.workers import StartError, WorkerExit, WorkerGroup
 from launcher.failures.codes import PreflightThen
@@ -195,17 +195,17 @@ SLACK = 5.0  # timeout of a message between agents, in seconds
 
 class Preflight:
     def __init__(
-        self, plan: JobPlan, attempt: directory.Attempt, events: Events, control: Control, rendezvous: Rendezvous, *,
-        round_number: int,
+        self, plan: JobPlan, attempt: directory.Attempt, events: Events, connection: LeaderConnection,
+        rendezvous: Rendezvous, *, round_number: int,
     ) -> None:  # fmt: skip
         # rendezvous: of all agents that take part; the first is the leader
-        self._plan, self._events, self._control = plan, events, control
+        self._plan, self._events, self._connection = plan, events, connection
         self._rendezvous, self._round = rendezvous, round_number
-        place = rendezvous.place_of(control.own.index)
+        place = rendezvous.place_of(connection.own.index)
         assert place is not None
         self._place, self._own = place, rendezvous.members[place]
         self._folder = attempt.path / "preflight"
-        self._nodes = nodes_of(rendezvous.members, control.names)
+        self._nodes = nodes_of(rendezvous.members, connection.names)
         self._workers = WorkerGroup(self._folder)
         self._exits: dict[int, WorkerExit] = {}
         self._together = TOGETHER + PER_RANK * rendezvous.world_size
@@ -251,7 +251,7 @@ class Preflight:
         try:
             self._workers.start(
                 ranks, partial(check_rank, plan, self._folder, rendezvous, self._place, timeout),
-                round_number=self._round, close_in_child=[*self._control.descriptors(), *listener],
+                round_number=self._round, close_in_child=[*self._connection.descriptors(), *listener],
                 ignore=(*ENDS, *WARNS),  # the agent ends them
             )  # fmt: skip
         except StartError as error:
@@ -273,7 +273,7 @@ class Preflight:
                 return [each for checks in found for each in checks]
             if time.monotonic() >= deadline:
                 return None
-            self._control.keep_alive(LOOK)
+            self._connection.keep_alive(LOOK)
 
     # -- agents
 
@@ -282,22 +282,22 @@ class Preflight:
     ) -> PreflightVerdict:
         value = None if mine is None else as_json(mine)
         if self._place == 0:
-            values = self._control.collect(part, value, SLACK + (0.0 if mine is None else timeout))
+            values = self._connection.collect(part, value, SLACK + (0.0 if mine is None else timeout))
             reports = {
                 index: None if checks is None else [from_json(each, NodeCheck) for each in checks]
                 for index, checks in values.items()
             }
-            cluster, coordinator = self._plan.cluster, self._control.coordinator
+            cluster, coordinator = self._plan.cluster, self._connection.coordinator
             assert coordinator is not None
             verdict = decide(
                 self._nodes, reports, least=self._plan.min_nodes * self._plan.tasks_per_node,
                 spares=len(coordinator.spares()),  # some may have come or gone during the checks
                 scheduler=cluster.scheduler, settings=cluster.settings, timeout=timeout,
             )  # fmt: skip
-            self._control.publish(part, as_json(verdict))
+            self._connection.publish(part, as_json(verdict))
         else:
-            self._control.send({"type": "report", "key": part, "value": value})
-            verdict = from_json(self._control.answer(part, 2 * SLACK + timeout), PreflightVerdict)
+            self._connection.send({"type": "report", "key": part, "value": value})
+            verdict = from_json(self._connection.answer(part, 2 * SLACK + timeout), PreflightVerdict)
         return replace(verdict, warnings=(*warnings, *verdict.warnings))
 
     def _without_leader(self, error: str) -> PreflightVerdict:

@@ -20,7 +20,7 @@ from typing import Any
 
 from launcher import errors
 from launcher.agent import policy, rank_progress
-from launcher.agent.leader_connection import Control
+from launcher.agent.leader_connection import LeaderConnection
 from launcher.agent.policy import History, RoundEnd, RoundFailure, RoundVerdict, describe, judge, may_be_cut_off
 from launcher.agent.rank_progress import AgentContext, RankStatus
 from launcher.agent.workers import LeftOver, WorkerExit, WorkerGroup
@@ -58,12 +58,12 @@ class Supervisor:
     """Supervises this agent's ranks in one round. A rank's `place` is its index among the ranks of its agent."""
 
     def __init__(
-        self, context: AgentContext, control: Control, workers: WorkerGroup, rendezvous: Rendezvous,
+        self, context: AgentContext, connection: LeaderConnection, workers: WorkerGroup, rendezvous: Rendezvous,
         position: int, history: History, *, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         # workers: they have been started. position: in `rendezvous.members`; the agent at 0 is the leader
         plan = context.plan
-        self._context, self._plan, self._control, self._workers = context, plan, control, workers
+        self._context, self._plan, self._connection, self._workers = context, plan, connection, workers
         self._rendezvous, self._history, self._clock, self._position = rendezvous, history, clock, position
         self._own, self._leads = rendezvous.members[position], position == 0
         self._first_rank = rendezvous.first_rank(position)
@@ -94,10 +94,10 @@ class Supervisor:
         self._stops = AgentSide(self._first_rank)
 
     def run(self) -> policy.Done | policy.NextRound:
-        if self._leads and self._control.coordinator is not None:
-            self._control.coordinator.watch(self._clock())
+        if self._leads and self._connection.coordinator is not None:
+            self._connection.coordinator.watch(self._clock())
         while True:
-            outcome = self.turn(self._control.poll(self.pause))
+            outcome = self.turn(self._connection.poll(self.pause))
             if outcome is not None:
                 return outcome
 
@@ -118,7 +118,7 @@ class Supervisor:
         if (self._stops.proposal, self._stops.committed) != before:
             self._context.pulse.agent.show(self._stops.proposal, self._stops.committed)
         for message in agreed:
-            self._control.send(message)
+            self._connection.send(message)
         if self._verdict is None or self._phase is Phase.LEAVING:
             self._look_at_ranks(now)
         self._look_at_lease(now)
@@ -168,7 +168,7 @@ class Supervisor:
         elif kind == "resized":
             self._context.report_resized(from_json(message["resized"], Resized))
         elif kind == "hang":
-            self._control.send(self._status.take_stacks(self._pids()))
+            self._connection.send(self._status.take_stacks(self._pids()))
         elif kind in ("propose", "commit"):
             self._stops.receive(message)
         elif kind == "question":
@@ -180,7 +180,7 @@ class Supervisor:
 
     def _report_status(self, now: float) -> None:
         # The leader also passes on `attach` requests
-        status, ranks = self._control.status, self._status
+        status, ranks = self._connection.status, self._status
         joined = ranks.joined(self._exits)
         changed = (status.get("resumable"), status.get("joined")) != (self._resumable, joined)
         first_step = status.get("step", -1) < 0 <= ranks.step
@@ -188,17 +188,17 @@ class Supervisor:
         first_exit = bool(done) and not status.get("done")
         status.update(step=ranks.step, resumable=self._resumable, joined=joined, closed=ranks.closed, done=done)
         if changed or first_step or first_exit:
-            self._control.heartbeat()
+            self._connection.heartbeat()
         if not ranks.due(now):
             return
-        leader = self._control.coordinator if self._leads else None
+        leader = self._connection.coordinator if self._leads else None
         if leader is not None and (request := self._context.request_handler.next_request()):
             leader.broadcast({"type": "question", "text": request})
         if self._phase is not Phase.RUNNING:
             return
         status.update(ranks.measure(self._pids(), now))
         if (silence := ranks.silence(now)) is not None:
-            self._control.send(silence)
+            self._connection.send(silence)
 
     def _look_at_lease(self, now: float) -> None:
         # The driver cannot signal the agents: the scheduler's daemon is gone from a node that was cut off, and by the
@@ -221,7 +221,7 @@ class Supervisor:
         if self._phase is Phase.RUNNING and not self._resumable and self._ending and self._verdict is None:
             self._phase = Phase.ENDING
             self._context.signals.ignore()
-            self._control.send({"type": "leaving", "signal": int(ends or signal.SIGTERM)})
+            self._connection.send({"type": "leaving", "signal": int(ends or signal.SIGTERM)})
             self._gives_up = now + self._plan.launch.heartbeat + DECIDED
             self._terminate(now)
         elif self._phase in (Phase.RUNNING, Phase.LEAVING):
@@ -229,7 +229,7 @@ class Supervisor:
 
     def _request(self, level: str, stop: Stop) -> None:
         self._requests[level] = stop
-        self._control.send({"type": "stop", "level": level, "stop": events.values(stop)})
+        self._connection.send({"type": "stop", "level": level, "stop": events.values(stop)})
 
     def _pass_on(self, now: float) -> None:
         warned = self._context.signals.warns() or "warning" in self._requests or self._returned
@@ -300,7 +300,7 @@ class Supervisor:
         # Reports to the leader that all ranks of this agent have ended, none of them killed because of a failure
         self._phase = Phase.ENDED
         self._gives_up = now + LATE if self._too_late else None
-        self._control.send({"type": "ended"})
+        self._connection.send({"type": "ended"})
 
     def _report_failure(self, failure: policy.RankFailure, now: float) -> None:
         place = failure.rank - self._first_rank
@@ -329,7 +329,7 @@ class Supervisor:
         return events.last(entries, Stop)
 
     def _send_failure(self, kind: RoundEnd, fault: Fault, **details: Any) -> None:
-        self._control.send(self._failure(kind, fault, **details).message())
+        self._connection.send(self._failure(kind, fault, **details).message())
 
     def _failure(self, kind: RoundEnd, fault: Fault, *, listens: bool | None = None, **details: Any) -> RoundFailure:
         # Returns a failure with this fault, completed by the step and, unless set, this agent's host and node

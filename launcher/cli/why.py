@@ -18,7 +18,7 @@ from launcher.monitoring.sweep_status import not_begun
 from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Run
 from launcher.runs.lookup import find
-from launcher.runs.point_claims import Boards
+from launcher.runs.point_claims import ClaimsReader
 from launcher.runs.sweep_directory import Sweep, sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError, state_text
@@ -221,7 +221,7 @@ def _not_begun(run: Run, state: str, program: str) -> Explanation:
     if state == RunState.CANCELLED.value:
         why, do = Why.NEVER_STARTED, f"`{restart} {run.path.name}` starts it"
     elif manifest.packing is not None:
-        if managers := len(Boards().of(sweep, manifest.packing).alive):
+        if managers := len(ClaimsReader().of(sweep, manifest.packing).alive):
             why, do = Why.SLOT, _throttle(program, sweep, "pilots there are")
             limit = f"{managers * manifest.packing.slots} points at once, in pilots that run now"
         else:

@@ -71,7 +71,7 @@ from launcher.runs.directory import TOKEN, Run, chain_tokens
 from launcher.runs.events import CancelFailed, Cancelled, Progress, Refused, StopRequested, Submitted, Submitting
 from launcher.runs.history import RunHistory, process_of, read_history
 from launcher.runs.lease_and_locks import SILENCE, only_submitter
-from launcher.runs.point_claims import Boards, Claims, EntryKind, State
+from launcher.runs.point_claims import Claims, ClaimsReader, EntryKind, State
 from launcher.runs.sweep_directory import Sweep, sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, JobState, Queries, QueryError, SchedulerJob, state_text
@@ -221,7 +221,7 @@ class JobMonitor:
         self._pinned: set[str] | None = None  # schedulers that have replied inside a `pinned` block
         self._pinned_at = math.inf  # when that block began (monotonic seconds)
         self.done: set[Path] = set()  # points of sweeps that are done, and not read again
-        self.boards = Boards()
+        self.claims = ClaimsReader()
 
     @property
     def queried(self) -> Collection[str]:
@@ -241,7 +241,7 @@ class JobMonitor:
     def job(self, run: Run, plan: JobPlan, history: RunHistory) -> JobStatus:
         """Returns the state of a run's job: from its scheduler, its claims (packed sweep) or its local process."""
         if is_packed(run):
-            return JobStatus(of_point(run, self.boards))
+            return JobStatus(of_point(run, self.claims))
         if not plan.queued:
             process = process_of(run)
             if process is None:
@@ -610,13 +610,13 @@ def wait_until_over(
 # -- Points of packed sweeps
 
 
-def of_point(run: Run, boards: Boards) -> JobState | None:
+def of_point(run: Run, reader: ClaimsReader) -> JobState | None:
     """Returns the state of a packed sweep's point as a job's; None: it is over, or has a job of its own; RunError."""
     sweep = Sweep(run.path.parent)
-    packing = boards.packing(sweep)
+    packing = reader.packing(sweep)
     if packing is None:
         return None
-    runs = boards.runs(sweep, packing, int(run.path.name))
+    runs = reader.runs(sweep, packing, int(run.path.name))
     return None if runs is None else JobState.RUNNING if runs else JobState.PENDING
 
 

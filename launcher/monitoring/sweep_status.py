@@ -37,7 +37,7 @@ from launcher.runs import event_files
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.runs.history import journal_events, may_have_job
-from launcher.runs.point_claims import ClaimsBoard, State
+from launcher.runs.point_claims import State, SweepClaims
 from launcher.runs.sweep_directory import Point, Submission, Sweep, element_id, sweep_of
 from launcher.schedulers import registry
 
@@ -87,8 +87,8 @@ def point_statuses(
         if points is None or index in points
     ]  # fmt: skip
     if manifest.packing is not None:
-        board = live.boards.of(sweep, manifest.packing)
-        return [_packed(point, board, cancelled, live) for point in wanted]
+        claims = live.claims.of(sweep, manifest.packing)
+        return [_packed(point, claims, cancelled, live) for point in wanted]
     requested = sweep.local_requests()
     states = [
         or_damaged(each.run, partial(_without_query, each.run, requested.get(each.index), cancelled, live))
@@ -104,13 +104,13 @@ def _status(point: Point, found: str | RunStatus | DamagedRun) -> PointStatus:
     return PointStatus(point, found) if isinstance(found, str) else PointStatus(point, found.state.value, found)
 
 
-def _packed(point: Point, board: ClaimsBoard, cancelled: bool, live: JobMonitor) -> PointStatus:
-    log = board.log(point.index)
+def _packed(point: Point, claims: SweepClaims, cancelled: bool, live: JobMonitor) -> PointStatus:
+    log = claims.log(point.index)
     if log.state is State.DONE:
         return PointStatus(point, RunState.DONE.value)
     if log.state.over:
         return PointStatus(point, log.state.value, partial(_of_record, point.run, live) if log.begun else None)
-    if board.runs(point.index):
+    if claims.runs(point.index):
         return PointStatus(point, RunState.RUNNING.value, partial(_of_record, point.run, live))
     return PointStatus(point, RunState.CANCELLED.value if cancelled else WAITING)
 

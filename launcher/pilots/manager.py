@@ -131,7 +131,7 @@ class SlotManager:
         self._running: dict[int, Running] = {}  # by process id
         self._search = _search_of(sweep, lambda: self._beat(time.monotonic()))
         count = self._search.count() if self._search else points
-        self._board = Board(self._claims, count, mine, host, packing.lease)
+        self._free_points = FreePoints(self._claims, count, mine, host, packing.lease)
         # The file that asks all slot managers of this attempt of the pilot to stop their points
         self._stops = sweep.path / point_claims.MANAGERS / f".{mine.pilot}-{mine.attempt}.stops"
         self._checker = StopChecker(plan, environ, first=self._leads, now=time.monotonic())
@@ -156,7 +156,7 @@ class SlotManager:
         self._free = [*slots][::-1]
         try:
             self._loop()
-            self._report(self._board.ended)
+            self._report(self._free_points.ended)
         finally:
             for pid in self._running:
                 with contextlib.suppress(ProcessLookupError):
@@ -187,7 +187,9 @@ class SlotManager:
                 idle_since = None
             elif leaves:
                 return
-            elif self._is_over() or (idle_since is not None and now - idle_since > IDLE and not self._board.waits):
+            elif self._is_over() or (
+                idle_since is not None and now - idle_since > IDLE and not self._free_points.waits
+            ):
                 if self._may_leave():
                     return
                 idle_since = None
@@ -197,8 +199,8 @@ class SlotManager:
 
     def _is_over(self) -> bool:
         with contextlib.suppress(OSError, UnavailableError):
-            self._board.look()
-            return self._board.over and not self._grows()
+            self._free_points.look()
+            return self._free_points.over and not self._grows()
         return False
 
     def _may_leave(self) -> bool:
@@ -207,8 +209,8 @@ class SlotManager:
         # free points.
         self._claims.note(self._mine, kinds.ManagerIdle())
         with contextlib.suppress(OSError, UnavailableError):
-            self._board.look(now=True)
-            return not self._board.free and not self._grows(now=True)
+            self._free_points.look(now=True)
+            return not self._free_points.free and not self._grows(now=True)
         return False
 
     # -- points
@@ -226,18 +228,18 @@ class SlotManager:
             self._start(*claimed)
 
     def _claim(self) -> tuple[int, PointLog] | None:
-        # Returns a claimed point (see `Board.claim`). If none is free, the search, if any, adds one first.
-        claimed = self._board.claim()
+        # Returns a claimed point (see `FreePoints.claim`). If none is free, the search, if any, adds one first.
+        claimed = self._free_points.claim()
         if claimed is None and self._grows():
-            self._board.look(now=True)
-            claimed = self._board.claim()
+            self._free_points.look(now=True)
+            claimed = self._free_points.claim()
         return claimed
 
     def _grows(self, *, now: bool = False) -> bool:
         # Lets the search, if any, choose another point; returns whether it did. now: see `SearchPoints.more`
         if self._search is None or not self._search.more(now=now):
             return False
-        self._board.count = self._search.count()
+        self._free_points.count = self._search.count()
         return True
 
     def _start(self, point: int, before: PointLog) -> None:
@@ -281,10 +283,10 @@ class SlotManager:
         if not self._retried(lambda: self._claims.add(each.point, each.entry, kind, self._mine)):
             log_line(f"another pilot or node has taken over point {each.point}: its end here does not count")
         self._free.append(each.slot)
-        self._board.changed()
+        self._free_points.changed()
         self._outcomes.append((each.point, kind))
         self._note(kinds.PointEnded(point=each.point, slot=each.slot.number, code=code, kind=kind.value))
-        if kind is EntryKind.FAILED and point_claims.left_out(self._outcomes, self._board.others_done):
+        if kind is EntryKind.FAILED and point_claims.left_out(self._outcomes, self._free_points.others_done):
             self._left_out = True
             failed = tuple(point for point, kind in self._outcomes if kind is EntryKind.FAILED)
             last = failed[-point_claims.SEVERAL :]
@@ -374,7 +376,7 @@ class SlotManager:
 
     def _look(self, now: float) -> None:
         # Polls for stop requests and cancelled points; asks points to stop, and kills those that did not in time
-        self._report(self._board.ended)
+        self._report(self._free_points.ended)
         if self._stopping is None and (reason := self._reason(now)) is not None:
             self._stopping = reason
             with contextlib.suppress(OSError):
@@ -393,7 +395,7 @@ class SlotManager:
         # Does not use the reporter of a rank, which the forked points would inherit
         if self._leads and ended != self._reported:
             self._reported = ended
-            self._events(kinds.Progress(step=ended, total=0 if self._search else self._board.count))
+            self._events(kinds.Progress(step=ended, total=0 if self._search else self._free_points.count))
 
     def _prune(self, now: float) -> None:
         if self._search is None or now < self._next_prune:
@@ -468,7 +470,7 @@ def outcome(
 SOONEST, LATEST = 0.2, 5.0  # seconds between two polls of the claims of others
 
 
-class Board:
+class FreePoints:
     """Finds the points that a slot manager may claim.
 
     count: number of points of the sweep; a search (Optuna) adds points while it runs.

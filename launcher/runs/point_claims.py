@@ -404,7 +404,7 @@ SETTLED = 2.0  # seconds after which a further change of a folder certainly chan
 
 
 @dataclass(frozen=True)
-class ClaimsBoard:
+class SweepClaims:
     logs: Mapping[int, PointLog]  # by a point's number; without those that have none
     alive: frozenset[Manager]  # slot managers that are alive
 
@@ -416,7 +416,7 @@ class ClaimsBoard:
         return log.state is State.HELD and log.owner in self.alive
 
 
-class Boards:
+class ClaimsReader:
     """Reads the claims of packed sweeps; lists a folder of claims again only after it has changed."""
 
     def __init__(self) -> None:
@@ -425,7 +425,7 @@ class Boards:
         self._packings: dict[Path, tuple[int, Packing | None]] = {}  # with the mtime (ns) of the sweep's record
         self._ended: set[tuple[Path, Manager]] = set()
 
-    def of(self, sweep: Sweep, packing: Packing) -> ClaimsBoard:
+    def of(self, sweep: Sweep, packing: Packing) -> SweepClaims:
         """Returns the present state of a packed sweep. Raises UnavailableError: the claims cannot be read now."""
         folder, now = sweep.path / CLAIMS, time.monotonic()
         changed = unwrap(retry_read(lambda: folder.stat().st_mtime_ns, folder))
@@ -437,7 +437,7 @@ class Boards:
             logs, listed = reads.logs(), now
         self._known[sweep.path] = logs, changed, seen, listed
         alive = frozenset(each for each in reads.managers() if self._alive(sweep, reads, each, packing))
-        return ClaimsBoard(logs, alive)
+        return SweepClaims(logs, alive)
 
     def packing(self, sweep: Sweep) -> Packing | None:
         """Returns how a sweep's points share pilots, without reading its record for each point; raises RunError."""

@@ -138,9 +138,9 @@ def _cancel_in_pilots(
     """Cancels points of a packed sweep (None: all, once it is marked), but no pilot; needs the submitter's lock."""
     monitor = JobMonitor()
     seen = [each for each in point_statuses(sweep, monitor, points, cancelled=False) if not each.over]
-    board = monitor.boards.of(sweep, packing)
+    claims = monitor.claims.of(sweep, packing)
     for each in seen:
-        if points is not None or board.log(each.point.index).begun:  # for others, the sweep's mark is enough
+        if points is not None or claims.log(each.point.index).begun:  # for others, the sweep's mark is enough
             with _collected(unmarked):
                 each.point.run.journal(cancelled(), sync=False)
             with _collected(unmarked):

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from launcher import processes
-from launcher.pilots.manager import Board
+from launcher.pilots.manager import FreePoints
 from launcher.processes import Process, namespace
 from launcher.runs.events import ManagerBegan
 from launcher.runs.point_claims import Claims, EntryKind, Manager
@@ -24,12 +24,12 @@ def main(sweep: str, pilot: int, count: int, log: str) -> None:
     folder.note(mine, ManagerBegan(
         host=socket.gethostname(), job="", slots=1, pid=me.pid, start=me.start, namespace=namespace()
     ))  # fmt: skip
-    board = Board(folder, count, mine, socket.gethostname(), 90.0)
+    free_points = FreePoints(folder, count, mine, socket.gethostname(), 90.0)
     while True:
-        claimed = board.claim()
+        claimed = free_points.claim()
         if claimed is None:
-            board.look(now=True)
-            if board.over:
+            free_points.look(now=True)
+            if free_points.over:
                 return
             time.sleep(0.01)
             continue

@@ -18,7 +18,7 @@ import pytest
 
 from launcher.agent import leader_connection
 from launcher.agent.failure_detector import RoundLimits
-from launcher.agent.leader_connection import AskedToStop, AttemptOver, Control, NobodyLeads, Overtaken, Signals
+from launcher.agent.leader_connection import AskedToStop, AttemptOver, LeaderConnection, NobodyLeads, Overtaken, Signals
 from launcher.agent.policy import History, NextStep, RoundEnd, RoundFailure, RoundVerdict
 from launcher.failures.codes import FaultCode
 from launcher.rendezvous import rounds as files_of_rounds
@@ -29,7 +29,7 @@ from launcher.worker.hangs import Blamed
 
 LOW = random.randrange(20000, 28000)  # so that two test runs on one machine rarely meet on a port
 ENOUGH = 60.0  # seconds in which what is to happen has happened, on any machine; nobody waits for it
-Make = Callable[..., Control]
+Make = Callable[..., LeaderConnection]
 FAILED = RoundFailure(RoundEnd.LOST_NODE, Fault(), 0, listens=True)
 
 
@@ -41,29 +41,29 @@ class FakeSignals(Signals):
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
     """Makes one of three agents, two of which are enough."""
-    made: list[Control] = []
+    made: list[LeaderConnection] = []
     key = f"test/{random.randrange(2**60)}"
 
     def agent(
         index: int, *, least: int = 2, heartbeat: float = 30, size: int = 3, join: float = ENOUGH,
         most: int | None = None,
-    ) -> Control:  # fmt: skip
+    ) -> LeaderConnection:  # fmt: skip
         places = [Place(host=f"node{number}", node=number) for number in range(size)]
-        control = Control(
+        connection = LeaderConnection(
             Member(index, index, places[index].host, 1), attempt=tmp_path,
             limits=RoundLimits(least, None, None, None, None, heartbeat, 3, most=most), places=places,
             hosts=["localhost"] * size,
             secret=b"the run's", key=key, port_range=(LOW, LOW + 2000), join_timeout=join, signals=FakeSignals(),
             blame=lambda _: Blamed((), ""),
         )  # fmt: skip
-        made.append(control)
-        return control
+        made.append(connection)
+        return connection
 
     yield agent
-    for control in made:
-        if control._hub is not None:
-            control._hub.close()
-        control._disconnect()
+    for connection in made:
+        if connection._hub is not None:
+            connection._hub.close()
+        connection._disconnect()
 
 
 def together(*parts: Callable[[], Any]) -> list[Any]:
@@ -77,7 +77,7 @@ def indices(rendezvous: Rendezvous) -> list[int]:
     return [member.index for member in rendezvous.members]
 
 
-def met(*agents: Control) -> list[Rendezvous]:
+def met(*agents: LeaderConnection) -> list[Rendezvous]:
     """The first round of these."""
     found = together(*(agent.first for agent in agents))
     assert all(isinstance(each, tuple) for each in found), found
@@ -87,7 +87,7 @@ def met(*agents: Control) -> list[Rendezvous]:
     return [rendezvous for _, rendezvous in found]
 
 
-def met_in_the_end(*agents: Control) -> list[Rendezvous]:
+def met_in_the_end(*agents: LeaderConnection) -> list[Rendezvous]:
     """The first round of these, when time for the others is up."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Arrivals, "decided", lambda self, now: len(self.arrived) == len(agents))
@@ -103,7 +103,7 @@ def continued(*parts: Callable[[], Any]) -> list[Any]:
     return [each[1] if isinstance(each, tuple) else each for each in found]
 
 
-def messages(agent: Control, kind: str, count: int = 1) -> list[Any]:
+def messages(agent: LeaderConnection, kind: str, count: int = 1) -> list[Any]:
     """The next messages of that type to this agent; others are passed over."""
     found: list[Any] = []
     give_up = time.monotonic() + ENOUGH
@@ -116,12 +116,12 @@ def messages(agent: Control, kind: str, count: int = 1) -> list[Any]:
 class Polling:
     """Agents that go on in the background, as they do while their ranks run."""
 
-    def __init__(self, *agents: Control) -> None:
-        self.seen: dict[Control, list[Any]] = {agent: [] for agent in agents}
+    def __init__(self, *agents: LeaderConnection) -> None:
+        self.seen: dict[LeaderConnection, list[Any]] = {agent: [] for agent in agents}
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._poll, args=(agent,)) for agent in agents]
 
-    def _poll(self, agent: Control) -> None:
+    def _poll(self, agent: LeaderConnection) -> None:
         while not self._stop.is_set():
             self.seen[agent] += agent.poll(0.02)
 
@@ -293,7 +293,7 @@ def test_a_leader_that_leaves_a_round_to_the_others_keeps_the_spare_nodes_waitin
         assert indices(second) == indices(spare.result(ENOUGH)[1]) == [1, 2]
 
 
-def lose_leader(agent: Control) -> None:
+def lose_leader(agent: LeaderConnection) -> None:
     assert agent._hub is not None
     agent._hub.close()
     agent._hub = agent.coordinator = None
@@ -775,7 +775,7 @@ def test_a_leader_closes_when_all_have_heard_the_last_word(make: Make) -> None:
     met(*agents)
     agents[0].publish("last", "word")
 
-    def ends(agent: Control) -> Any:
+    def ends(agent: LeaderConnection) -> Any:
         answer = agent.answer("last", ENOUGH)
         agent.close()
         return answer

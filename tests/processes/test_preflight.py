@@ -23,7 +23,7 @@ from launcher import Env, errors
 from launcher.agent import preflight as attempt
 from launcher.agent import preflight_checks as checks
 from launcher.agent.failure_detector import RoundLimits
-from launcher.agent.leader_connection import Control, Signals
+from launcher.agent.leader_connection import LeaderConnection, Signals
 from launcher.agent.preflight import Preflight
 from launcher.agent.preflight_checks import CheckProblem, check
 from launcher.failures.codes import PreflightThen
@@ -162,8 +162,10 @@ def is_off(index: int) -> None:
         checks.judge_clock = lambda ahead, error: judge(7.0, 0.1)
 
 
-def _control(index: int, members: Sequence[Member], folder: Path, least: int, heartbeat: float = 60) -> Control:
-    return Control(
+def _connection(
+    index: int, members: Sequence[Member], folder: Path, least: int, heartbeat: float = 60
+) -> LeaderConnection:
+    return LeaderConnection(
         members[index], attempt=folder / "attempts" / "0",
         limits=RoundLimits(least, None, None, None, None, heartbeat, 3),
         places=[Place(host=f"node{member.index}", node=member.node_rank) for member in members],
@@ -180,15 +182,15 @@ def _agent(index: int, members: Sequence[Member], plan: JobPlan, folder: Path, p
         pipe.send(0)
     else:
         pipe.recv()
-    control = _control(index, members, folder, plan.min_nodes)
-    _, rendezvous = control.first()
+    connection = _connection(index, members, folder, plan.min_nodes)
+    _, rendezvous = connection.first()
     pipe.send("there")
     pipe.recv()
     prepare(index)
     events: dict[str, Any] = {}
     verdict = Preflight(
         plan, directory.Attempt(directory.Run(folder), 0), lambda event: events.update({event.event: event}),  # type: ignore[arg-type]
-        control, rendezvous, round_number=0,
+        connection, rendezvous, round_number=0,
     ).run()  # fmt: skip
     pipe.send((verdict, events))
     pipe.recv()
@@ -282,7 +284,7 @@ def test_a_master_that_is_gone_is_done_without(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(Preflight, "_collect", lambda self, part, timeout: None)
     (tmp_path / "attempts" / "0").mkdir(parents=True)
     members = [Member(index, index, f"host{index}", 1) for index in range(2)]
-    leader, mine = (_control(index, members, tmp_path, 1, heartbeat=0.5) for index in range(2))
+    leader, mine = (_connection(index, members, tmp_path, 1, heartbeat=0.5) for index in range(2))
     thread = threading.Thread(target=leader.first)
     thread.start()
     _, rendezvous = mine.first()
@@ -301,7 +303,7 @@ def test_the_leader_s_heartbeat_goes_on_while_its_own_check_takes_long(tmp_path:
     """A driver that wakes up slowly on the first node is no reason to continue without it."""
     (tmp_path / "attempts" / "0").mkdir(parents=True)
     members = [Member(index, index, f"host{index}", 1) for index in range(2)]
-    leader, other = (_control(index, members, tmp_path, 1, heartbeat=1.0) for index in range(2))
+    leader, other = (_connection(index, members, tmp_path, 1, heartbeat=1.0) for index in range(2))
     thread = threading.Thread(target=leader.first)
     thread.start()
     _, rendezvous = other.first()

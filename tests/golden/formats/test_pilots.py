@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.pilots.manager import Board
+from launcher.pilots.manager import FreePoints
 from launcher.runs.point_claims import Claims, Manager
 from tests.golden.golden import check
 from tests.unit.pilots.managers import Points, packed_sweep, slot_manager
 
 
 def test_the_journal_of_a_slot_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Board, "others_done", property(lambda _: True, lambda *_: None), raising=False)
+    monkeypatch.setattr(FreePoints, "others_done", property(lambda _: True, lambda *_: None), raising=False)
     one = packed_sweep(tmp_path / "one", 1)
     slot_manager(one, Points({}), monkeypatch).run()
     two = packed_sweep(tmp_path / "two", 4)

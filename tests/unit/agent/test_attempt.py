@@ -1,4 +1,4 @@
-"""An agent's attempt, with a control connection, ranks and a supervisor that do what a test says: no error of theirs
+"""An agent's attempt, with a leader connection, ranks and a supervisor that do what a test says: no error of theirs
 leaves it as a traceback, and none that passes ends it for good."""
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Script:
             "serve": [None],
         }  # fmt: skip
         self.calls: list[str] = []
-        self.control: Any = None
+        self.connection: Any = None
         self.interfaces: list[str | None] = []  # gloo's, in each round
 
     def start(self, ranks: Sequence[Placement], *_: object, **__: object) -> Any:
@@ -94,7 +94,7 @@ class Script:
         return step
 
 
-class FakeControl:
+class FakeConnection:
     """In place of the connection to the others."""
 
     def __init__(self, script: Script, own: Member) -> None:
@@ -102,7 +102,7 @@ class FakeControl:
         self.closed = False
         self.sent: list[Mapping[str, Any]] = []
         self.coordinator: Any = None  # a member's
-        script.control = self
+        script.connection = self
 
     def send(self, message: Mapping[str, Any]) -> None:
         self.sent.append(message)
@@ -152,7 +152,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     monkeypatch.setattr(module, "Signals", FakeSignals)
     monkeypatch.setattr(module.processes, "adopt", lambda: None)
     monkeypatch.setattr(module.topology, "derive", lambda *_: place)
-    monkeypatch.setattr(module, "Control", lambda own, **_: FakeControl(script, own))
+    monkeypatch.setattr(module, "LeaderConnection", lambda own, **_: FakeConnection(script, own))
     monkeypatch.setattr(module, "WorkerGroup", lambda *_, **__: FakeWorkers(script))
     monkeypatch.setattr(module, "Supervisor", lambda *_: SimpleNamespace(run=lambda: script.call("supervise")))
     monkeypatch.setattr(module, "Preflight", lambda *_, **__: SimpleNamespace(run=lambda: script.call("preflight")))
@@ -440,7 +440,7 @@ def test_a_store_whose_process_cannot_be_forked_is_told(script: Script, tmp_path
         script.steps["first"] = [(History(), Rendezvous("localhost", 1, MEMBERS, None, listener))]
         script.steps["serve"] = [OSError(errno.EAGAIN, "Resource temporarily unavailable")]
         assert ended(tmp_path) == errors.RESUME
-    (failure,) = script.control.sent  # the others hear of it
+    (failure,) = script.connection.sent  # the others hear of it
     fault = failure["failure"]["fault"]
     assert fault["code"] == "agent" and fault["error"].endswith("Resource temporarily unavailable")
     assert fault["accused"] == [{"host": "node0"}]
@@ -507,20 +507,20 @@ def test_a_node_that_cannot_start_its_ranks_is_lost_to_the_others_and_speaks_for
     decides: bool,
 ) -> None:  # fmt: skip
     script.steps["start"] = [StartError(0, OSError(errno.EAGAIN, "Resource temporarily unavailable"))]
-    made = FakeControl.__init__
+    made = FakeConnection.__init__
 
-    def init(self: FakeControl, script: Script, own: Member) -> None:
+    def init(self: FakeConnection, script: Script, own: Member) -> None:
         made(self, script, own)
         self.elastic = elastic
         self.coordinator = SimpleNamespace(verdict=SimpleNamespace(restarts=restarts)) if leads else None
 
-    monkeypatch.setattr(FakeControl, "__init__", init)
+    monkeypatch.setattr(FakeConnection, "__init__", init)
     with pytest.raises(AttemptFailed) as failed:
         module.run(str(tmp_path))
     event = failed.value.event
     assert isinstance(event, Fault) and (event.code, event.rank) == (FaultCode.NOT_STARTED, 0)
     assert (failed.value.exit_code, failed.value.decides, failed.value.ours) == (errors.RESUME, decides, leads)
-    (message,) = script.control.sent
+    (message,) = script.connection.sent
     failure = message["failure"]
     assert (failure["kind"], failure["listens"], failure["lost"]) == ("lost node", True, [0])
     assert len(faults(tmp_path)) == leads

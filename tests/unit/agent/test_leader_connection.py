@@ -36,7 +36,7 @@ def collect(agents: Agents, clock: Clock) -> dict[int, Any]:
         coordinator=agents, send=lambda _: None, poll=lambda timeout: agents.poll(clock, timeout), _inbox=[],
         _signals=SimpleNamespace(require_none=lambda: None),
     )  # fmt: skip
-    return leader_connection.Control.collect(self, "key", 7, 60.0)  # type: ignore[arg-type]
+    return leader_connection.LeaderConnection.collect(self, "key", 7, 60.0)  # type: ignore[arg-type]
 
 
 def test_agents_are_not_looked_through_for_each_report(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from launcher.monitoring.run_status import of_point
 from launcher.monitoring.sweep_status import point_statuses
 from launcher.runs import point_claims
 from launcher.runs.events import ManagerBegan, ManagerEnded
-from launcher.runs.point_claims import CLAIMS, Boards, Claims, EntryKind, Manager
+from launcher.runs.point_claims import CLAIMS, Claims, ClaimsReader, EntryKind, Manager
 from launcher.schedulers.base import JobState
 from tests.unit.clock import Clock
 from tests.unit.pilots.managers import PACKING, packed_sweep
@@ -52,25 +52,25 @@ def test_a_claim_in_the_moment_of_a_listing_is_seen_by_the_next_one(
 ) -> None:
     """The time of a folder may be that of before, if two changes come within a tick of the kernel."""
     sweep, clock = packed_sweep(tmp_path, 2), Clock(monkeypatch, point_claims)
-    boards, folder = Boards(), Claims(sweep.path, 0)
+    reader, folder = ClaimsReader(), Claims(sweep.path, 0)
     folder.add(0, 0, EntryKind.CLAIMED, A)
     times = (sweep.path / CLAIMS).stat()
-    assert set(boards.of(sweep, PACKING).logs) == {0}
+    assert set(reader.of(sweep, PACKING).logs) == {0}
     folder.add(1, 0, EntryKind.CLAIMED, A)
     os.utime(sweep.path / CLAIMS, ns=(times.st_atime_ns, times.st_mtime_ns))
     clock.now += 3.0
-    assert set(boards.of(sweep, PACKING).logs) == {0, 1}
+    assert set(reader.of(sweep, PACKING).logs) == {0, 1}
 
 
 def test_claims_that_have_not_changed_are_not_listed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep, clock = packed_sweep(tmp_path, 2), Clock(monkeypatch, point_claims)
-    boards, folder = Boards(), Claims(sweep.path, 0)
+    reader, folder = ClaimsReader(), Claims(sweep.path, 0)
     folder.add(0, 0, EntryKind.CLAIMED, A)
     for _ in range(2):
-        boards.of(sweep, PACKING)
+        reader.of(sweep, PACKING)
         clock.now += 3.0
     monkeypatch.setattr(Claims, "logs", None)
-    assert set(boards.of(sweep, PACKING).logs) == {0}
+    assert set(reader.of(sweep, PACKING).logs) == {0}
 
 
 def test_of_one_point_its_own_claims_and_its_own_manager_are_read(
@@ -89,7 +89,7 @@ def test_of_one_point_its_own_claims_and_its_own_manager_are_read(
     read = Claims.seen
     monkeypatch.setattr(Claims, "seen", lambda self, each: [seen.append(each), read(self, each)][1])
     monkeypatch.setattr(Claims, "logs", None)
-    boards = Boards()
-    states = [of_point(sweep.run(point), boards) for point in range(5)]
+    reader = ClaimsReader()
+    states = [of_point(sweep.run(point), reader) for point in range(5)]
     assert states == [JobState.RUNNING, None, JobState.PENDING, JobState.PENDING, JobState.PENDING]
     assert seen == [managers[0], managers[2], managers[3]]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.pilots.manager import Board
+from launcher.pilots.manager import FreePoints
 from launcher.processes import Process, namespace
 from launcher.runs.events import ManagerBegan, ManagerEnded
 from launcher.runs.point_claims import Claims, EntryKind, Manager, State
@@ -33,9 +33,9 @@ def folder(tmp_path: Path) -> Claims:
     return Claims(tmp_path, retries=1)
 
 
-def board(folder: Claims, manager: Manager, clock: Clock, host: str = "a", count: int = 4) -> Board:
+def free_points(folder: Claims, manager: Manager, clock: Clock, host: str = "a", count: int = 4) -> FreePoints:
     begin(folder, manager, host)
-    return Board(folder, count, manager, host, LEASE, clock)
+    return FreePoints(folder, count, manager, host, LEASE, clock)
 
 
 def begin(folder: Claims, manager: Manager, host: str, pid: int = 0, start: int = 0, slots: int = 1) -> None:
@@ -43,16 +43,16 @@ def begin(folder: Claims, manager: Manager, host: str, pid: int = 0, start: int 
     folder.note(manager, ManagerBegan(host=host, job="1", slots=slots, pid=pid, start=start, namespace=where))
 
 
-def claimed(board: Board) -> list[int]:
+def claimed(free_points: FreePoints) -> list[int]:
     found = []
-    while (each := board.claim()) is not None:
+    while (each := free_points.claim()) is not None:
         found.append(each[0])
     return found
 
 
 def test_two_managers_share_all_points(folder: Claims) -> None:
     clock = Clock()
-    one, two = board(folder, A, clock), board(folder, B, clock, "b")
+    one, two = free_points(folder, A, clock), free_points(folder, B, clock, "b")
     found: dict[str, list[int]] = {"one": [], "two": []}
     for _ in range(3):
         clock.now += 10
@@ -65,7 +65,7 @@ def test_two_managers_share_all_points(folder: Claims) -> None:
 
 def test_the_points_of_a_silent_manager_are_taken_over_after_the_lease(folder: Claims) -> None:
     clock = Clock()
-    two = board(folder, B, clock, "b", count=1)
+    two = free_points(folder, B, clock, "b", count=1)
     begin(folder, A, "a")
     folder.add(0, 0, EntryKind.CLAIMED, A)
     assert claimed(two) == []
@@ -80,7 +80,7 @@ def test_the_points_of_a_silent_manager_are_taken_over_after_the_lease(folder: C
 
 def test_the_points_of_a_process_that_is_gone_are_taken_over_at_once(folder: Claims) -> None:
     clock, mine = Clock(), Process.of(os.getpid())
-    two = board(folder, B, clock, mine.host, count=2)
+    two = free_points(folder, B, clock, mine.host, count=2)
     begin(folder, A, mine.host, mine.pid, mine.start)
     gone = Manager(0, 0, 0, 1)
     begin(folder, gone, mine.host, mine.pid, mine.start + 1)
@@ -96,13 +96,13 @@ def test_the_points_of_an_earlier_attempt_and_of_a_manager_that_ended_are_taken_
     folder.add(0, 0, EntryKind.CLAIMED, A)
     folder.add(1, 0, EntryKind.CLAIMED, B)
     folder.note(B, ManagerEnded())
-    again = board(folder, Manager(0, 1, 0, 0), clock, "c", count=2)
+    again = free_points(folder, Manager(0, 1, 0, 0), clock, "c", count=2)
     assert claimed(again) == [0, 1]
 
 
 def test_a_failed_point_is_retried_elsewhere_and_then_has_failed(folder: Claims) -> None:
     clock = Clock()
-    one, two = board(folder, A, clock, count=1), board(folder, B, clock, "b", count=1)
+    one, two = free_points(folder, A, clock, count=1), free_points(folder, B, clock, "b", count=1)
     assert claimed(one) == [0]
     folder.add(0, 1, EntryKind.FAILED, A)
     clock.now += 10
@@ -117,7 +117,7 @@ def test_a_failed_point_is_retried_elsewhere_and_then_has_failed(folder: Claims)
 
 def test_a_point_was_done_elsewhere(folder: Claims) -> None:
     clock = Clock()
-    one = board(folder, A, clock, count=2)
+    one = free_points(folder, A, clock, count=2)
     begin(folder, B, "b")
     one.look()
     assert not one.others_done

@@ -13,7 +13,7 @@ import pytest
 from launcher.agent.leader_connection import Signals
 from launcher.errors import RESUME
 from launcher.pilots import manager
-from launcher.pilots.manager import Board, SlotManager
+from launcher.pilots.manager import FreePoints, SlotManager
 from launcher.runs import event_files
 from launcher.runs.directory import Run
 from launcher.runs.events import Event, ManagerIdle, NodeLeftOut, PointEnded, Progress, known
@@ -145,7 +145,7 @@ def test_a_point_that_was_cancelled_before_it_began_does_not_begin(
 
 
 def test_a_node_on_which_several_points_fail_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Board, "others_done", property(lambda _: True, lambda *_: None), raising=False)
+    monkeypatch.setattr(FreePoints, "others_done", property(lambda _: True, lambda *_: None), raising=False)
     sweep, points = packed_sweep(tmp_path, 9), Points(dict.fromkeys(range(1, 9), 1))
     slot_manager(sweep, points, monkeypatch).run()
     assert points.started == [0, 1, 2, 3]
