@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +29,7 @@ from launcher.torch_compat import DTensor, Shard, distribute_tensor
 from launcher.worker import exit_report
 from launcher.worker.stop import CHECKPOINT, Settings
 from tests.markers import ci
-from tests.processes.workload_ranks import run_ranks
+from tests.processes.workload_ranks import RanksFailedError, run_ranks
 
 SIZE = 30  # elements of the large tensor; divides by no number of ranks but 2, 3 and 5
 
@@ -45,6 +46,7 @@ class Life:
     save_at: int = -1  # step at which it saves to disk
     peers: bool = True
     every: int | None = 1
+    half: int = -1  # step in which rank 1 dies when it has changed a part of the state
 
 
 def life(it: Life, env: Env) -> dict[str, Any]:
@@ -76,6 +78,8 @@ def life(it: Life, env: Env) -> dict[str, Any]:
         step += 1
         with torch.no_grad():
             state["large"] += step
+            if step == it.half and env.rank == 1:
+                die()
             state["small"] += step
             state["norm"]["running_mean"].fill_(1000 * env.rank + step)
         counter["steps"] = step
@@ -302,6 +306,64 @@ def test_several_nodes_that_lack_everything_pass_on_what_they_get(first: Life) -
     grown = replace(first, memories=(first.memories[0], *(memory() for _ in range(3))), round=3)
     for found in run_ranks(life, grown, 4, 4):
         assert (found.metrics["start"], found.metrics["memory"]) == (5, True)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dies_at(cls: type, method: str, call: int, env: Env) -> None:
+    """Rank 1 dies at a call of a method, from 0."""
+    before, calls = getattr(cls, method), iter(range(1 << 30))
+
+    def called(self: Any, *of: Any) -> Any:
+        if next(calls) == call:
+            die()
+        return before(self, *of)
+
+    if env.rank == 1:
+        setattr(cls, method, called)
+
+
+MOMENTS = {
+    "writes": partial(dies_at, MemoryCheckpoints, "_write", 3),
+    "sends": partial(dies_at, MemoryCheckpoints, "_exchange", 3),
+    "receives": partial(dies_at, MemoryCheckpoints, "_pass", 7),  # two a copy: the header, and the body
+    "agrees": partial(dies_at, MemoryCheckpoints, "_agree", 3),
+    "has changed a part of the state": None,  # in the optimizer's step
+}
+
+
+@pytest.mark.parametrize("kind", ["shards", ci("whole")])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_rank_that_is_killed_during_a_copy_or_a_step_costs_at_most_one(first: Life, kind: str, moment: str) -> None:
+    first, prepare = replace(first, kind=kind), MOMENTS[moment]
+    with pytest.raises(RanksFailedError, match="rank 1 died"):
+        run_ranks(life, replace(first, half=-1 if prepare else 4), 4, 2, prepare=prepare)
+    results = run_ranks(life, replace(first, round=1), 4, 2)
+    (start,) = {found.metrics["start"] for found in results}
+    assert start == 3 or (start == 4 and prepare is not None)  # 4: the copies that count are complete
+    for rank, found in enumerate(results):
+        assert (found.metrics["memory"], found.metrics["own"]["rank"]) == (True, rank)
+        assert found.metrics["before"] == {"large": [total(start)] * SIZE, "small": total(start)}
+
+
+@pytest.mark.parametrize("kind", ["shards", ci("whole")])
+def test_a_second_failure_while_copies_are_fetched_loses_nothing(first: Life, kind: str) -> None:
+    """Rank 2, of a new node, dies when it has got a copy, before it has sealed it."""
+    first = replace(first, kind=kind)
+    run_ranks(life, first, 4, 2)
+    then = replace(first, memories=(first.memories[0], memory()), round=1)
+    with pytest.raises(RanksFailedError, match="rank 2 died"):
+        run_ranks(life, then, 4, 2, prepare=dies_while_it_fetches)
+    for found in run_ranks(life, replace(then, round=2), 4, 2):
+        assert (found.metrics["start"], found.metrics["memory"]) == (5, True)
+        assert found.metrics["before"] == {"large": [total(5)] * SIZE, "small": total(5)}
+
+
+def dies_while_it_fetches(env: Env) -> None:
+    if env.rank == 2:
+        MemorySlot.write_header = lambda *_: die()  # type: ignore[method-assign]
 
 
 def test_an_error_of_one_rank_while_copies_are_sent_ends_them_on_all_at_once(first: Life) -> None:
