@@ -108,11 +108,11 @@ def decide(
 
 
 def _shown(findings: Sequence[events.NodeFinding]) -> tuple[events.NodeFinding, ...]:
-    # As many as an event has room for, whatever their characters are in JSON
+    # One, and as many as an event has room for, whatever their characters are in JSON
     found, room = [], size_limits.EVENT_BYTES // 16
     for each in findings:
         room -= len(each.name) + len(each.host) + len(each.found.text) + FINDING
-        if room < 0:
+        if room < 0 and found:
             break
         found.append(each)
     return tuple(found)

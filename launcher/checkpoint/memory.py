@@ -37,7 +37,7 @@ from launcher.worker.process_group import Env
 
 T = TypeVar("T")
 PIECE = 1 << 30  # most bytes that are sent at once
-MEASURED = 5  # copies at most, the last ones, from which the cost is taken
+MEASURED = 5  # steps at most, the last ones between copies, of which the median is taken; and one copy less
 
 
 @dataclass

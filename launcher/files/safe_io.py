@@ -241,9 +241,14 @@ def create(path: Path, data: bytes) -> Path:
         except OSError as error:
             if error.errno not in WITHOUT_LINKS:
                 raise
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(data)
             made = True
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                with open(descriptor, "wb") as file:
+                    file.write(data)
+            except OSError:
+                path.unlink(missing_ok=True)
+                raise
         if not made:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     return path

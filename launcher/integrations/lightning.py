@@ -131,6 +131,9 @@ class LauncherCallback(Callback):
             then = self._generators[trainer.global_rank] if of_all else None
             if self._memory is not None and self._memory.given is not None:
                 then = self._memory.given.rank_state
+            if then is not None and not isinstance(then["python"], Mapping):
+                rank_zero_warn("another version of the launcher has saved the random generators: they start anew")
+                then = None
             resume_data(trainer, then)
         self._generators = []
 

@@ -14,7 +14,7 @@ def _note(number: int, _: object) -> None:
     os.environ["LAUNCHER_STOP"] = os.environ.get("LAUNCHER_STOP") or signal.Signals(number).name
 
 
-# Until the driver has handlers of its own. Grid Engine sends SIGUSR2 before SIGKILL
+# Until the driver has handlers of its own, of the signals that its scheduler sends: Grid Engine SIGUSR2 before SIGKILL
 for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
     signal.signal(each, _note)
 # -I keeps the working folder and PYTHONPATH out; of them only the launcher itself is needed: behind the standard

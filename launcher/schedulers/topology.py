@@ -303,10 +303,13 @@ _OMPI = "OMPI_COMM_WORLD_"
 
 def _pbs(place: _Place) -> Topology | None:
     # The job script has PBS_TASKNUM=1; pbsdsh did not start it, so it is not taken for a task
-    if not place.has("PBS_NODEFILE", "PBS_NODENUM", "PBS_TASKNUM") or not place.allocation:
+    if not place.has("PBS_NODEFILE", "PBS_NODENUM", "PBS_TASKNUM") or place.environ["PBS_TASKNUM"] == "1":
         return None
-    if place.environ["PBS_TASKNUM"] == "1":
-        return None
+    if not place.allocation:
+        raise TopologyError(
+            f"pbsdsh started this process, and PBS_NODEFILE={place.environ['PBS_NODEFILE']}, which names the job's "
+            "nodes, is not there or is empty: set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+        )
     node, nodes = place.number("PBS_NODENUM"), len(place.allocation)
     job = f"pbs-{place.environ.get('PBS_JOBID', '')}"
     return Topology("pbs", node, 0, node, nodes, 1, nodes, place.allocation, place.allocation[0], None, job)

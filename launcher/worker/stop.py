@@ -143,6 +143,7 @@ class StopFlag:
         self._step_time = 0.0
         self._next_look, self._files = 0.0, (False, False)
         self._handlers: dict[int, Any] = {}  # those that were there before
+        self._closed = False  # outside of a run
         self.take_signals()
         if self._slot is not None:
             self._slot.listen()
@@ -150,9 +151,8 @@ class StopFlag:
     def take_signals(self) -> None:
         """Installs the signal handlers. Call it again if other code may have replaced them."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-            before = signal.signal(number, self._on_signal)
-            if before != self._on_signal:
-                self._handlers[number] = before
+            self._handlers.setdefault(number, signal.getsignal(number))
+            signal.signal(number, self._on_signal)
 
     def boundary(self, step: int, *, save_due: bool = False) -> StopVerdict:
         """Sends a heartbeat, and returns what to do between two steps. All ranks must call it after every step.
@@ -196,10 +196,16 @@ class StopFlag:
         if self._slot is not None:
             self._slot.close()
         elif self._settings.run_dir is None:
-            for number, handler in self._handlers.items():
-                if signal.getsignal(number) == self._on_signal and handler is not None:
+            self._closed = True
+            for number in self._handlers:
+                if signal.getsignal(number) == self._on_signal and (handler := self._before(number)) is not None:
                     signal.signal(number, handler)
-            self._handlers.clear()
+
+    def _before(self, number: int) -> Any:
+        # Past the handlers of stop flags that were closed while this one was open
+        handler = self._handlers[number]
+        flag = getattr(handler, "__self__", None)
+        return flag._before(number) if isinstance(flag, StopFlag) and flag._closed else handler
 
     def leave(self) -> None:
         """Declares that this rank has no more boundaries. All ranks call it after the same number of boundaries."""

@@ -352,8 +352,12 @@ def run_mpiexec(request: task_group.TaskRequest) -> int:
     os.umask(0o077)
     folder.mkdir()
     environ = dict(os.environ)
-    if path := environ.get("PBS_NODEFILE"):  # which may be on this node only
-        environ |= variable(list(hosts_in_node_file(Path(path).read_text())))
+    try:
+        if path := environ.get("PBS_NODEFILE"):  # which may be on this node only
+            environ |= variable(list(hosts_in_node_file(Path(path).read_text())))
+    except (OSError, errors.RunError) as error:
+        print(f"launcher: the nodes of this job are not known: {error}", file=sys.stderr)
+        return errors.RESUME if errors.is_transient(error) else errors.NO_RETRY
     environment, script = write_environment(folder, environ), folder / "task.sh"
     text = MPIEXEC_SCRIPT.format(
         folder=shlex.quote(str(folder)), environment=environment.shell, guard=processes.GUARD,

@@ -121,9 +121,12 @@ class Slurm(Struct):
             done = run_submission(self.request(script, environment, *arguments), timeout=self.timeout)
         except NoAnswer as error:
             raise NoAnswer(str(error), job_limit=JOB_LIMIT.search(str(error)) is not None) from None
-        # --parsable prints ID or ID;CLUSTER, and a site's wrapper may print more before it
-        if done.returncode == 0 and (ids := re.findall(r"^\s*(\d+)(?:;\S*)?\s*$", done.stdout, re.MULTILINE)):
-            return str(ids[-1])
+        # --parsable prints ID or ID;CLUSTER, and a site's wrapper may print more around it
+        ids = re.findall(r"^\s*(\d+)(?:;\S*)?\s*$", done.stdout, re.MULTILINE) if done.returncode == 0 else []
+        if len(ids) == 1:
+            return str(ids[0])
+        if ids:  # the job is found by its token
+            raise NoAnswer(f"sbatch printed several numbers: {' '.join(done.stdout.split())}")
         words = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         too_many = JOB_LIMIT.search(words) is not None
         if NO_ANSWER.search(words):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,3 +52,22 @@ def test_a_file_is_made_once_without_hard_links_and_nothing_is_left(
     with pytest.raises(FileExistsError):
         safe_io.create(tmp_path / "a", b"second")
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("a", b"first")]
+
+
+def test_a_file_that_is_made_without_hard_links_is_gone_if_it_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def full(descriptor: int, mode: str) -> Iterator[None]:
+        os.close(descriptor)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        yield
+
+    def no_links(source: Path, target: Path) -> None:
+        monkeypatch.setattr(safe_io, "open", full, raising=False)
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", no_links)
+    with pytest.raises(OSError, match="No space left"):
+        safe_io.create(tmp_path / "a", b"text")
+    assert not list(tmp_path.iterdir())

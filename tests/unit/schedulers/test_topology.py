@@ -100,7 +100,6 @@ FIELDS = ("rank", "local_rank", "node_rank", "world_size", "local_world_size", "
         ("pbs", PBS, "x", (1, 0, 1, 2, 1, 2, S12, "n1.site", "pbs-8.srv")),
         ("pbs", {**PBS, "PBS_NODENUM": "0", "PBS_TASKNUM": "2"}, "x", (0, 0, 0, 2, 1, 2, S12, "n1.site", "pbs-8.srv")),
         ("plain", {**PBS, "PBS_NODENUM": "0", "PBS_TASKNUM": "1"}, "n1", (0, 0, 0, 1, 1, 1, ("n1",), "n1", "plain")),
-        ("plain", {**PBS, "PBS_NODEFILE": "/aux/empty"}, "n1", (0, 0, 0, 1, 1, 1, ("n1",), "n1", "plain")),
     ],
 )  # fmt: skip
 def test_every_source_tells_the_place(
@@ -168,6 +167,8 @@ def test_a_source_that_lacks_a_variable_gives_way_whatever_the_others_are() -> N
         ({**LOCAL, "LAUNCHER_TASKS": "1"}, "contradict"),
         ({**OPENMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "0"}, "contradict"),
         ({**PBS, "PBS_NODENUM": "2"}, "2 of 2"),
+        ({**PBS, "PBS_NODEFILE": "/aux/empty"}, "PBS_NODEFILE=/aux/empty, .* is not there or is empty"),
+        ({**PBS, "PBS_NODEFILE": "/aux/missing"}, "PBS_NODEFILE=/aux/missing, .* is not there or is empty"),
         ({"MASTER_ADDR": "m", "MASTER_PORT": "x"}, "MASTER_PORT='x' is not a number"),
     ],
 )

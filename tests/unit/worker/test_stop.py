@@ -50,6 +50,15 @@ def test_after_a_training_outside_of_a_run_signals_do_what_they_did_before(tmp_p
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == [before[0], signal.SIG_IGN]
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
+    one, two = StopFlag(env_of(), Settings()), StopFlag(env_of(), Settings())  # both open at a time
+    one.close()
+    two.close()
+    assert signal.getsignal(signal.SIGINT) == before[0]
+    one, two = StopFlag(env_of(), Settings()), StopFlag(env_of(), Settings())
+    two.close()
+    assert signal.getsignal(signal.SIGINT) == one._on_signal
+    one.close()
+    assert signal.getsignal(signal.SIGINT) == before[0]
     of_a_run = StopFlag(env_of(), Settings(run_dir=tmp_path))  # in a child process of a rank, which has no agent's slot
     of_a_run.close()
     os.kill(os.getpid(), signal.SIGINT)  # launch.grace seconds are left for what follows

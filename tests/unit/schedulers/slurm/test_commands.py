@@ -15,7 +15,7 @@ from launcher.plan.limits import NodeGroup
 from launcher.schedulers.base import AnswerLost, JobState, QueryError, SchedulerJob
 from launcher.schedulers.executor import JobWatcher
 from launcher.schedulers.registry import job_environment
-from launcher.schedulers.run_command import SubmissionRefused, submit_once
+from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, submit_once
 from launcher.schedulers.slurm import scheduler
 from launcher.schedulers.slurm.client import (
     STATES,
@@ -222,6 +222,9 @@ def test_a_jobs_id_is_found_in_what_a_sites_wrapper_prints(commands: Path) -> No
     assert Slurm().submit("script.sh", os.environ) == "17"
     put(commands, "sbatch", "echo '2 nodes will be charged to team'")
     with pytest.raises(SubmissionRefused):
+        Slurm().submit("script.sh", os.environ)
+    put(commands, "sbatch", "echo 17; echo 250")  # the job's id, or what is left of a budget: its token tells
+    with pytest.raises(NoAnswer, match="several numbers: 17 250"):
         Slurm().submit("script.sh", os.environ)
 
 
