@@ -164,6 +164,8 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
         ("workload.max_tokens=512", "workload.max_tokens=512"),
         ("workload.script=train_tokens.py", "workload.script=train_tokens.py"),
         ("workload.flags.hub_token=x", "workload.flags.hub_token=(not shown)"),
+        ("workload.flags.api-key=x", "workload.flags.api-key=(not shown)"),
+        ("workload.flags.basic-auth=x", "workload.flags.basic-auth=(not shown)"),
         ("+cluster.environment.HF_TOKEN=x", "+cluster.environment.HF_TOKEN=(not shown)"),
         ("my.token.value=x", "my.token.value=(not shown)"),
         ("workload.args=['--token','x']", "workload.args=(not shown)"),
