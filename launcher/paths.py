@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).resolve().parent
 LONGEST_NAME = 64  # characters of the name or id of a run or sweep
+SENDING = ".sent-"  # prefix of a folder beside the runs, with a file that is being sent to another machine
 GROUPS = ("workload", "cluster", "launch", "env")  # Hydra config groups: folders of conf/, of which one file is chosen
 
 

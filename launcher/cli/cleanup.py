@@ -6,6 +6,7 @@
 | has an unknown state: the scheduler or the file server does not respond | no |
 | cannot be read, or has a point that cannot be read | no |
 | is needed by an unfinished run, which waits for it (`after`) or names a file in it (`baseline`, ...) | no |
+| may be needed by another run, since that cannot be read now | no |
 | is being submitted now, or belongs to another user | no |
 | was active after the given time, or at an unknown time | no |
 | otherwise, if its state is one of the given ones | yes; a sweep only with all its points and pilots |
@@ -37,7 +38,7 @@ from launcher.formatting import plural, rough_size
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunStatus, each_status, or_damaged, status_of
 from launcher.monitoring.sweep_status import DAMAGED, LIVE, WAITING, counts, point_statuses
-from launcher.paths import default_runs_dir
+from launcher.paths import SENDING, default_runs_dir
 from launcher.plan.plan import JobPlan
 from launcher.runs import live_index, lookup
 from launcher.runs.directory import TOKEN, Run, runs_dir_of, token_of
@@ -53,6 +54,7 @@ from launcher.submission.dependencies import FOLLOWERS
 PRUNE_LINE = "{:>5}  {:12}  {}"  # lines are printed while runs are removed, so the last column may have any width
 BATCH = 256  # runs that are read at a time
 User = tuple[str, tuple[str, ...]]  # an unfinished run's id, and the paths that it names
+LEFT = 86_400.0  # seconds after which nobody sends a file any more: whoever did was killed
 REMOVED = ".removed-"  # prefix that a directory gets before its files are deleted
 
 
@@ -62,6 +64,7 @@ class PruneCandidate:
     states: frozenset[str]  # the run's state, or the states of the sweep's points; `damaged` and `unknown` are possible
     last_active: float | None  # time of the newest event, in seconds since the epoch; None: not known
     needed_by: tuple[str, ...] = ()  # ids of unfinished runs that wait for it, or use its files
+    unread: tuple[str, ...] = ()  # ids of runs that cannot be read now, each of which may need any other
     error: str = ""  # why it cannot be read; empty: it can
     pilots: tuple[Path, ...] = ()  # directories of the pilots of a packed sweep, which are removed with it
 
@@ -78,6 +81,8 @@ def reason_to_keep(old: PruneCandidate, before: float, states: Collection[str]) 
         return f"it is {found[0]}"
     if old.needed_by:
         return f"{first_of(old.needed_by)} {'needs' if len(old.needed_by) == 1 else 'need'} it"
+    if old.unread:
+        return f"{first_of(old.unread)} cannot be read now, and may need it"
     if not old.states <= {*states}:
         return f"it is {sorted(old.states - {*states})[0]}"
     if old.last_active is None:
@@ -113,12 +118,12 @@ def survey(runs_dir: Path, live: JobMonitor) -> list[PruneCandidate]:
         found.append(replace(made[0], pilots=tuple(pilots.get(sweep.path, ()))))
         users += made[1]
     found += [PruneCandidate(each.run.path, frozenset(), None, error=each.message) for each in damaged]
-    unread = [f"{each.run.id} (cannot be read now)" for each in damaged if each.is_transient]  # each may need any
+    unread = tuple(each.run.id for each in damaged if each.is_transient)
     paths = {each.path for each in found}
     needed = needs(users, paths)
     waiting = [[] if old.error else _waiting_for(old.path, live, paths) for old in found]
     found = [
-        replace(old, needed_by=(*needed.get(old.path, ()), *more, *unread))
+        replace(old, needed_by=(*needed.get(old.path, ()), *more), unread=unread)
         for old, more in zip(found, waiting, strict=True)
     ]
     return sorted(found, key=lambda each: each.last_active or 0.0)
@@ -241,11 +246,14 @@ def remove(old: PruneCandidate, runs_dir: Path, before: float, states: Collectio
 
 
 def finish(runs_dir: Path) -> tuple[int, dict[str, OSError]]:
-    """Completes interrupted removals in a folder of runs; returns the bytes freed, and why some are left, by id."""
+    """Completes interrupted removals in a folder of runs, and removes files whose sender was killed.
+
+    Returns the bytes freed, and why some are left, by id.
+    """
     freed, failed = 0, {}
     for name in unwrap(list_names(runs_dir)) or ():
         hidden = runs_dir / name
-        if name.startswith(REMOVED) and is_own(hidden):
+        if (name.startswith(REMOVED) or (name.startswith(SENDING) and _is_left(hidden))) and is_own(hidden):
             size = size_of(hidden)
             try:
                 _delete(hidden)
@@ -253,6 +261,12 @@ def finish(runs_dir: Path) -> tuple[int, dict[str, OSError]]:
                 failed[name.removeprefix(REMOVED)] = error
             freed += size - size_of(hidden)
     return freed, failed
+
+
+def _is_left(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return time.time() - folder.lstat().st_mtime > LEFT
+    return False
 
 
 def _delete(folder: Path) -> None:
@@ -267,9 +281,8 @@ def _refreshed(old: PruneCandidate, live: JobMonitor) -> PruneCandidate:
     path = old.path
     try:
         now = _of_sweep(Sweep(path), live)[0] if Sweep(path).recorded() else _of_run(status_of(Run(path), live))
-        return replace(
-            now, pilots=old.pilots, needed_by=tuple(dict.fromkeys([*old.needed_by, *_waiting_for(path, live)]))
-        )
+        needed_by = tuple(dict.fromkeys([*old.needed_by, *_waiting_for(path, live)]))
+        return replace(now, pilots=old.pilots, needed_by=needed_by, unread=old.unread)
     except run_status.DAMAGE as error:
         return PruneCandidate(path, frozenset(), None, error=str(error))
 
@@ -287,7 +300,8 @@ def prune(arguments: Namespace) -> int:
     before, states = arguments.older_than, tuple(arguments.state or PRUNABLE)
     freed, failed = finish(folder) if arguments.delete else (0, {})
     count, live = 0, JobMonitor()
-    for old in survey(folder, live):
+    found = survey(folder, live)
+    for old in found:
         why = reason_to_keep(old, before, states)
         size = size_of(old.path, *old.pilots) if why is None else 0
         if tried := why is None and arguments.delete:
@@ -303,6 +317,8 @@ def prune(arguments: Namespace) -> int:
             print(PRUNE_LINE.format(rough_size(size), ", ".join(sorted(old.states)), old.id), flush=True)
         elif tried or old.error or old.needed_by:
             print(f"{old.id} is kept: {why}", flush=True)
+    if unread := next((old.unread for old in found), ()):
+        print(f"no run is removed: {first_of(unread)} cannot be read now, and may need any other")
     for name, problem in failed.items():
         print(f"{name} is not removed whole: {problem}")
     total = f"{plural(count, 'run')}, {rough_size(freed)}"

@@ -40,7 +40,7 @@ from typing import IO, Any, TextIO, cast
 from launcher import __version__, size_limits
 from launcher.environment.repository import FILE, LINK, PROGRAM, SENT, CodeFile, digest_of, sent_folder
 from launcher.errors import BAD_INPUT, FAILED, ConfigError, LauncherError, RunError, explain
-from launcher.paths import default_runs_dir
+from launcher.paths import SENDING, default_runs_dir
 from launcher.remote.command import PROTOCOL, START
 
 # Its module is not imported as another is: `python -m launcher` runs it.
@@ -175,8 +175,7 @@ def _run(request: Mapping[str, Any], side: Side) -> int:
         sys.stdin = cast("TextIO", Asking(side, bool(request.get("asks"))))
     if not request.get("output"):
         return launcher(words)
-    base = default_runs_dir()  # /tmp of a login node may be too small for a checkpoint
-    with tempfile.TemporaryDirectory(prefix=".sent-", dir=base if base.is_dir() else None) as folder_of_file:
+    with _folder_to_send() as folder_of_file:
         path = Path(folder_of_file, "file")
         exit_code = launcher([*words, "-o", str(path)])
         if exit_code == 0:
@@ -185,6 +184,12 @@ def _run(request: Mapping[str, Any], side: Side) -> int:
                 while data := file.read(1 << 20):
                     side.out.write(data)
         return exit_code
+
+
+def _folder_to_send() -> tempfile.TemporaryDirectory[str]:
+    with contextlib.suppress(OSError):  # /tmp of a login node may be too small for a checkpoint
+        return tempfile.TemporaryDirectory(prefix=SENDING, dir=default_runs_dir())
+    return tempfile.TemporaryDirectory(prefix=SENDING)
 
 
 def _require_same_code(folder: Path, digest: str) -> None:

@@ -17,6 +17,7 @@ from launcher.cli.cleanup import PruneCandidate, named_by, needs, reason_to_keep
 from launcher.errors import ConfigError
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import JobMonitor
+from launcher.paths import SENDING
 from launcher.plan.plan import PILOT_ENTRY, JobPlan
 from launcher.runs import event_files
 from launcher.runs import events as kinds
@@ -53,6 +54,8 @@ def old(*states: str, **fields: Any) -> PruneCandidate:
         (old("done", needed_by=("b",)), ("done",), "b needs it"),
         (old("done", needed_by=("b", "c")), ("done",), "b, c need it"),
         (old("done", needed_by=tuple("abcdefghijkl")), ("done",), "a, b, c, d, e, f, g, h, i, j and 2 more need it"),
+        (old("done", unread=("b",)), ("done",), "b cannot be read now, and may need it"),
+        (old("running", unread=("b",)), ("done",), "it is running"),
         (old("done", last_active=300.0), ("done",), "it is younger"),
         (old("done", last_active=None), ("done",), "its age is not known"),
     ],
@@ -285,11 +288,13 @@ def test_who_waits_and_cannot_be_read_now_may_need_it(
 def test_a_run_that_cannot_be_read_now_may_need_any_other(
     make: Callable[..., Run], server: FileServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    needed = make("a")
+    needed, _ = make("a"), make("live", None)
     params = {**HERE.workload.params, "baseline": f"{needed.path}/results.json"}
     user = make("b", None, with_fields(HERE, workload={"params": params}))
     server.fail(user.path / "record.json", number=errno.EIO)
-    assert "a is kept: b (cannot be read now) needs it" in pruned(capsys, "--delete")
+    told = pruned(capsys, "--delete").splitlines()
+    assert [line.partition(":")[0] for line in told] == ["b is kept", "no run is removed", "removed"]
+    assert told[1] == "no run is removed: b cannot be read now, and may need any other"
     assert needed.path.exists()
 
 
@@ -309,6 +314,16 @@ def test_a_removal_that_was_interrupted_is_finished_by_the_next_one(
     assert left.exists()
     pruned(capsys, "--delete")
     assert not left.exists()
+
+
+def test_files_whose_sender_was_killed_are_removed(tmp_path: Path) -> None:
+    old, new = tmp_path / f"{SENDING}old", tmp_path / f"{SENDING}new"
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "file").write_text("x" * 10000)
+    os.utime(old, (OLD, OLD))
+    freed, failed = cleanup.finish(tmp_path)
+    assert (freed > 0, failed, old.exists(), new.exists()) == (True, {}, False, True)
 
 
 def test_a_folder_that_cannot_be_removed_whole_holds_up_no_other(

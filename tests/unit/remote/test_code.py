@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -214,6 +215,24 @@ def test_a_file_that_is_fetched_is_written_beside_the_runs(tmp_path: Path, monke
     assert written[0].parent.parent == tmp_path and written[0].parent.name.startswith(".")
     side.tell.assert_called_once_with(file=len("content"))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.EDQUOT])
+def test_a_file_is_fetched_though_nothing_can_be_written_beside_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    (runs := tmp_path / "runs").mkdir()
+    monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(runs))
+    mkdir = os.mkdir
+
+    def refusing(path: str, *mode: int) -> None:
+        if Path(path).parent == runs:
+            raise OSError(number, os.strerror(number), path)
+        mkdir(path, *mode)
+
+    monkeypatch.setattr(os, "mkdir", refusing)
+    with ssh_serve._folder_to_send() as folder:
+        assert Path(folder).is_dir() and Path(folder).parent != runs
 
 
 def test_excluded_files_are_neither_read_nor_counted(repo: Tree) -> None:
