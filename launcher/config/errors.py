@@ -45,7 +45,8 @@ def in_our_words(arguments: Sequence[str]) -> Iterator[None]:
         raise ConfigError(in_yaml(error)) from None
     except RecursionError:
         why = "starts from itself by its `defaults`: give it another name than the one from which it starts"
-        raise ConfigError(f"a file in {user_config_dir()} {why}") from None
+        deep = "a value is nested too deeply (lists or sections in each other)"
+        raise ConfigError(f"{deep}, or a file in {user_config_dir()} {why}") from None
 
 
 def explain(error: Exception, arguments: Sequence[str]) -> str:

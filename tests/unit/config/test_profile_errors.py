@@ -124,6 +124,12 @@ def test_profiles_that_start_from_each_other_are_told(tmp_path: Path, monkeypatc
     refused(["workload=collective", "dry_run=true"], f"a file in {tmp_path} starts from itself by its `defaults`")
 
 
+def test_a_value_that_is_nested_too_deeply_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
+    word = f"workload.overrides={{a: {'[' * 120}{']' * 120}}}"
+    refused(["workload=collective", word, "dry_run=true"], "a value is nested too deeply (lists or sections")
+
+
 def test_a_profile_that_there_is_not_is_told_with_near_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
     words = "there is no cluster=perlmuter. Did you mean perlmutter? Known: abci, allocation, alps"
