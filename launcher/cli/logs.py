@@ -24,7 +24,9 @@ def run(arguments: Namespace) -> int:
     if not isinstance(wanted, Run):
         raise NoRunError(f"{wanted.id} is a sweep: name one of its points ({wanted.id}/0); `sweep status` lists them")
     ranks, attempt = arguments.rank, arguments.attempt
-    if not arguments.follow or wanted.attempts():
+    if arguments.follow:
+        _require_started(wanted, ranks, attempt)
+    else:
         _require(wanted, ranks, attempt)
     if len(ranks) == 1:
         return _show(wanted, OneRank(wanted, ranks[0], attempt), arguments)
@@ -57,11 +59,13 @@ def _show(run: Run, stream: Stream, arguments: Namespace) -> int:
         if printed or mark != last_mark:
             active, polls, asks = now, 0, 0
         if mark != last_mark or (now - active >= QUIET and now - asked >= interval(asks, 0.0, QUIET, MAX_QUIET)):
+            _require_started(run, (), arguments.attempt)  # of its ranks, some may have no files yet
             last_mark, asked, asks = mark, now, asks + 1
             is_over = is_over or _is_over(run)  # after the first output, since it imports the scheduler's client
             if wait_until_readable(is_over):
                 bars.clear()
                 wait_until_readable(lambda: _print_rest(run, stream))
+                _require_started(run, arguments.rank, arguments.attempt)
                 return 0
         time.sleep(interval(polls, 0.0, MIN_PAUSE, MAX_PAUSE))
         polls += 1
@@ -92,6 +96,12 @@ def _is_over(run: Run) -> Callable[[], bool]:
 
     live = JobMonitor(share=True)
     return lambda: status_of(run, live).state.over
+
+
+def _require_started(run: Run, ranks: Sequence[int], attempt: int | None) -> None:
+    # Waits for the file server; nothing is known of a run that has not started
+    if (ranks or attempt is not None) and wait_until_readable(run.attempts):
+        wait_until_readable(lambda: _require(run, ranks, attempt))
 
 
 def _require(run: Run, ranks: Sequence[int], attempt: int | None) -> None:

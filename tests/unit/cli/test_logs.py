@@ -41,6 +41,11 @@ def attempt(run: Run, number: int, job: str, **ranks: str) -> None:
             file.write(f"[{rank}] {text}")
 
 
+def attempt_prints(run: Run, *names: str) -> None:
+    for name in names:
+        (run.path / "attempts/0/logs" / name).write_text("x\n")
+
+
 @pytest.fixture
 def shown(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     def show(*words: str) -> str:
@@ -108,6 +113,49 @@ def test_a_run_that_has_not_started_is_told_as_such(
     attempt(run, 0, "7")
     assert commands.main(["logs", "a"]) == 0
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "problem", "steps_left"),
+    [
+        (["--attempt", "5"], "a has no attempt 5, only 0", 1),  # told when it starts
+        (["--rank", "1,99"], "a has no rank 99 in attempt 0: it has 2 ranks", 0),
+    ],
+)
+def test_what_a_run_that_had_not_started_turns_out_not_to_have(
+    run: Run, words: list[str], problem: str, steps_left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = iter([
+        lambda: attempt(run, 0, "7"),
+        lambda: attempt_prints(run, "rank-0.out", "rank-1.out"),
+    ])  # fmt: skip
+
+    def over() -> bool:
+        step = next(steps, None)
+        if step is not None:
+            step()
+        return step is None
+
+    monkeypatch.setattr(logs, "_is_over", lambda _: over)
+    monkeypatch.setattr(logs, "QUIET", 0.0)
+    monkeypatch.setattr("launcher.schedulers.job_cache.interval", lambda *_: 0.0)
+    with pytest.raises(RunError, match=problem):
+        commands.main(["logs", "a", "-f", *words])
+    assert len(list(steps)) == steps_left
+
+
+@pytest.mark.parametrize(("words", "printed"), [([], "[0] a\n"), (["--rank", "0"], "a\n")])
+def test_a_file_server_that_is_silent_at_first_ends_nothing(
+    run: Run, words: list[str], printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    server: FileServer,
+) -> None:  # fmt: skip
+    attempt(run, 0, "7", out_0="a\n")
+    monkeypatch.setattr(logs, "_is_over", lambda _: lambda: True)
+    monkeypatch.setattr(progress.time, "sleep", lambda _: server.recover())
+    server.fail(run.path / "attempts")
+    monkeypatch.setattr(logs, "find_either", lambda *_: run)
+    assert commands.main(["logs", "a", "-f", *words]) == 0
+    assert capsys.readouterr().out == printed
 
 
 def test_it_follows_from_one_attempt_to_the_next(
