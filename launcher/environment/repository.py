@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 from launcher import size_limits
 from launcher.errors import NOT_ON_PATH, ConfigError, RunError
 from launcher.fast_dataclasses import Struct
-from launcher.files.retried_reads import Wrong, read_json, unwrap
+from launcher.files.retried_reads import Outcome, Unavailable, Wrong, read_json, retry_read, unwrap
 from launcher.formatting import format_size, plural, rough_size
 from launcher.paths import user_cache_dir
 
@@ -47,9 +47,7 @@ def tree(folder: str, without: Sequence[str] = (), key: str = SNAPSHOT) -> Tree:
     files = {}
     for name in _names(key, root, ""):
         path = root / name
-        try:
-            status = path.lstat()
-        except (FileNotFoundError, NotADirectoryError):  # deleted, but still in git's index
+        if (status := _status(key, path, path.lstat)) is None:  # deleted, but still in git's index
             continue
         where = os.path.join(os.path.realpath(path.parent), path.name)
         if where != str(path):  # as git sees it, it is deleted: one of its folders is a link now
@@ -92,10 +90,18 @@ def _names(key: str, root: Path, prefix: str) -> Iterator[str]:
     for name in dict.fromkeys(filter(None, listed)):
         inner = os.path.join(prefix, name)
         path = root / inner
-        if not path.is_dir() or path.is_symlink():
+        status = _status(key, path, path.lstat)
+        if status is None or not stat.S_ISDIR(status.st_mode):
             yield inner
-        elif (path / ".git").exists():  # else a submodule that was never fetched
+        elif _status(key, path / ".git", (path / ".git").stat) is not None:  # else a submodule that was never fetched
             yield from _names(key, root, os.path.normpath(inner))
+
+
+def _status(key: str, path: Path, read: Callable[[], os.stat_result]) -> os.stat_result | None:
+    found: Outcome[os.stat_result | None] = retry_read(read, path)
+    if isinstance(found, Wrong) or (isinstance(found, Unavailable) and not found.is_transient):
+        raise ConfigError(f"{key}: {found.reason}")
+    return unwrap(found)
 
 
 def _git(key: str, folder: str, *arguments: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import stat
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from launcher.config.schema import Config, Env, Function, Program, Workload
 from launcher.environment import snapshot
 from launcher.environment.repository import tree
-from launcher.errors import ConfigError, RunError
+from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.plan.build import PlanFacts
 from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Run
@@ -108,6 +109,23 @@ def test_repositories_within_it_are_copied_too(repository: Path, tmp_path: Path)
     found = tree(str(repository / "sub")).files
     assert {"third/library/code", "beside/code", "train"} <= found.keys()
     assert not any("/.git/" in name or name.endswith("/.git") for name in found)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(errno.EACCES, ConfigError), (errno.ELOOP, ConfigError), (errno.EIO, UnavailableError)],
+)
+def test_a_file_of_the_code_that_cannot_be_looked_at_is_told(
+    repository: Path, server: FileServer, number: int, kind: type[Exception]
+) -> None:
+    (repository / "beside").mkdir()
+    git(repository / "beside", "init", "--quiet")
+    files(repository / "beside", code="x")
+    for name in ("sub/module", "beside/.git"):
+        server.recover()
+        server.fail(repository / name, number=number)
+        with pytest.raises(kind, match=f"{name} cannot be read.*{os.strerror(number)}"):
+            tree(str(repository))
 
 
 @pytest.mark.parametrize("to", ["{tmp}/scratch", "other"])
