@@ -270,6 +270,7 @@ def submit(overrides: Overrides = (), **keys: Any) -> Run | RemoteRun:
         ConfigError: the settings are not valid; nothing was submitted.
         SubmissionError: the scheduler refused (nothing is left behind), or did not respond (call it again with the
             run_id in the text).
+        UnavailableError: a file that the run needs cannot be read now.
     """
     words = as_overrides(overrides, keys)
     if (cluster := chosen(words)) is None:
@@ -287,7 +288,7 @@ def submit(overrides: Overrides = (), **keys: Any) -> Run | RemoteRun:
 def prepare(overrides: Overrides = (), **keys: Any) -> PreparedRun:
     """Makes a dry run: composes, plans and checks, writes nothing, and returns what `submit` would submit.
 
-    Arguments are those of `submit`. Raises ConfigError: the settings are not valid.
+    Arguments are those of `submit`. Raises ConfigError: the settings are not valid; UnavailableError, as `submit`.
     """
     from launcher.config.errors import require_names
     from launcher.submission import resume
