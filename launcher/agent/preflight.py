@@ -109,7 +109,7 @@ def decide(
 
 def _shown(findings: Sequence[events.NodeFinding]) -> tuple[events.NodeFinding, ...]:
     # One, and as many as an event has room for, whatever their characters are in JSON
-    found, room = [], size_limits.EVENT_BYTES // 16
+    found, room = list[events.NodeFinding](), size_limits.EVENT_BYTES // 16
     for each in findings:
         room -= len(each.name) + len(each.host) + len(each.found.text) + FINDING
         if room < 0 and found:
