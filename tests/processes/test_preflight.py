@@ -256,7 +256,7 @@ def test_all_agents_hear_the_same_verdict(
     assert len({repr(verdict) for verdict in verdicts}) == 1
     assert (verdicts[0].then, verdicts[0].lost) == (then, lost)
     assert verdicts[0].exit_code == (errors.NO_RETRY if len(lost) == 3 else errors.FAILED)
-    assert all(words in each.found.words for each in verdicts[0].bad)
+    assert all(words in each.found.text for each in verdicts[0].bad)
     told = answers[0][1]["preflighted"]
     assert (told.then, told.nodes, len(told.bad)) == (then, 3, len(lost))
     assert not any("preflighted" in events for _, events in answers[1:])
