@@ -45,20 +45,13 @@ def main(run_dir: str) -> int:
             return report_start_failure(None, "agent", error, FaultCode.REFUSED)
 
     from submitit.core import plugins
-    from submitit.core.job_environment import JobEnvironment
     from submitit.core.logger import get_logger
     from submitit.core.submission import process_job
     from submitit.local.local import LocalJobEnvironment
     from submitit.slurm.slurm import SlurmJobEnvironment
 
-    find_all = plugins.get_job_environments
-
-    def own_environments() -> dict[str, JobEnvironment]:
-        # submitit asks first, and would read the metadata of all packages; then the user's code, which may want others
-        plugins.get_job_environments = find_all
-        return {"slurm": SlurmJobEnvironment(), "local": LocalJobEnvironment()}
-
-    plugins.get_job_environments = own_environments  # type: ignore[assignment]
+    # Else it reads the metadata of all installed packages, which is much on each node
+    plugins.get_job_environments = lambda: {"slurm": SlurmJobEnvironment(), "local": LocalJobEnvironment()}  # type: ignore[assignment]
     gc.disable()  # during the import of torch it would scan all objects many times: 0.15 of 0.85 s
     from launcher.agent.attempt import AttemptFailed
 

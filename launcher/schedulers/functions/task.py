@@ -13,7 +13,7 @@ import threading
 import time
 import types
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from submitit.core import job_environment, logger, utils
 
@@ -165,17 +165,12 @@ def main(folder: str, *options: str) -> int:
     from submitit.core import plugins
     from submitit.core.submission import process_job
     from submitit.core.utils import JobPaths
+    from submitit.local.debug import DebugJobEnvironment
 
     executor = registry.function_executor(os.environ["SUBMITIT_EXECUTOR"])
     environment, own_job = executor.environment(), os.environ["LAUNCHER_OWN_JOB"]
-    find_all = plugins.get_job_environments
-
-    def own_environment() -> dict[str, Any]:
-        # submitit asks first, and would read the metadata of all packages; then the function, which may want others
-        plugins.get_job_environments = find_all
-        return {executor.name(): environment}
-
-    plugins.get_job_environments = own_environment  # type: ignore[assignment]
+    # Else it reads the metadata of all packages. A function may call others in this process, with cluster="debug"
+    plugins.get_job_environments = lambda: {executor.name(): environment, "debug": DebugJobEnvironment()}  # type: ignore[assignment]
     os.environ["SUBMITIT_FOLDER"] = folder
     paths = environment.paths
     try:
