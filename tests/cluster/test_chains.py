@@ -53,8 +53,11 @@ def test_followers_begin_when_the_whole_run_is_over_and_only_if_it_came_out_as_t
     assert "on slurm (submitted before)" in stage(launcher, "wants-success", "works", "after=ok:broken")
     assert "with other values of after" in stage(launcher, "wants-success", "works", "after=requeued")
     shutil.rmtree(launcher.runs_dir / "untold/followers")  # so nobody tells it of the new job
-    waiting = slurm.run("squeue", "--noheader", "--format=%r").split()
-    assert waiting.count("Dependency") >= 4
+
+    def waiting() -> bool:  # of a job that has just been submitted Slurm says `None`
+        return slurm.run("squeue", "--noheader", "--format=%r").split().count("Dependency") >= 4
+
+    launcher.until(waiting, "four jobs that wait for others")
     hold.unlink()
 
     def over() -> bool:
