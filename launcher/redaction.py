@@ -23,8 +23,11 @@ def all_patterns(more: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_secret(name: str, patterns: Iterable[str] = SECRETS) -> bool:
-    """Returns whether a name is a secret's, by the last shell pattern that matches, in any case; `!`: it is none."""
-    found = False
+    """Returns whether a name is a secret's, by the last shell pattern that matches, in any case; `!`: it is none.
+
+    An option is named as the variable would be: `api-key` as API_KEY.
+    """
+    found, name = False, name.replace("-", "_")
     for each in patterns:
         if fnmatch.fnmatchcase(name.upper(), each.removeprefix("!").upper()):
             found = not each.startswith("!")
@@ -52,7 +55,7 @@ def public(name: str, value: Any) -> Any:
         if isinstance(item, str):
             head, equals, _ = item.partition("=")
             names += [*_NAMES.findall(item), *([head] if equals or re.fullmatch(r"-*[\w-]+", item) else [])]
-    if value is not None and any(is_secret(each.lstrip("-").replace("-", "_")) for each in (name, *names)):
+    if value is not None and any(is_secret(each.lstrip("-")) for each in (name, *names)):
         return HIDDEN
     if isinstance(value, str):
         return without_password(value) if "://" in value else value

@@ -134,7 +134,8 @@ class MemoryCheckpoints:
         if not self.due(step):
             return
         copy = _Copy(step)
-        copy.began = copy.began if waits else entered
+        if not waits:
+            copy.began = entered
         with copy.keeps_faults():
             content = copy.take(state() if callable(state) else state, rank_state, extra, metrics)
         began = time.perf_counter()

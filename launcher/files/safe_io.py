@@ -237,20 +237,23 @@ def create(path: Path, data: bytes) -> Path:
     """
     with _temporary_file(path, data, sync=False) as temporary:
         try:
-            made = link(temporary, path)
+            if link(temporary, path):
+                return path
         except OSError as error:
             if error.errno not in WITHOUT_LINKS:
                 raise
-            made = True
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                with open(descriptor, "wb") as file:
-                    file.write(data)
-            except OSError:
-                path.unlink(missing_ok=True)
-                raise
-        if not made:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+            return _create_in_place(path, data)
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+
+def _create_in_place(path: Path, data: bytes) -> Path:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
     return path
 
 

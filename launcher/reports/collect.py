@@ -126,7 +126,7 @@ def _log(run: Run) -> tuple[str, ...]:
 def redact_override(override: str) -> str:
     """Returns an override (`KEY=VALUE`); if a part of its key is a secret's name, with a placeholder for the value."""
     key, equals, text = override.partition("=")
-    secret = any(is_secret(part.replace("-", "_")) for part in key.lstrip("+~").split("."))  # of an option: `api-key`
+    secret = any(map(is_secret, key.lstrip("+~").split(".")))
     return f"{key}={HIDDEN if secret else public('', text)}" if equals else override
 
 

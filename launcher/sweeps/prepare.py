@@ -154,10 +154,8 @@ def prepare_sweep(points: Sequence[RequestedPoint], command: Sequence[str]) -> P
     require_cluster(command, first.cluster.scheduler)
     refuse_unusable("sweep.", first.sweep)
     _refuse_keys_of_one(points)
-    secrets, names = (
-        secret.in_common(secrets_of(each.config) for each in points),
-        redaction.all_patterns(first.env.secrets),
-    )
+    secrets = secret.in_common(secrets_of(each.config) for each in points)
+    names = redaction.all_patterns(first.env.secrets)
     command = secret.redact_overrides(command, names)
     points = [
         dataclasses.replace(
