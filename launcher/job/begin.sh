@@ -44,6 +44,7 @@ if ! launcher_wait_until launcher_sees_driver; then
     "\"started\", \"job\": \"$LAUNCHER_JOB_ID\", \"host\": \"$(hostname)\"" \
     "\"fault\", \"code\": \"unreadable\", \"host\": \"$(hostname)\", \"ends_with\": 93, \"error\": \"it cannot see the launcher, or its Python\"" \
     "\"ended\", \"code\": 93" >"$launcher_attempts/$launcher_try/events/script.jsonl"
+  : >"${launcher_attempts%/attempts}/over"  # for the jobs of a chain that follow
   exit 93
 fi
 

@@ -219,7 +219,6 @@ class Job:
         self._run_dir, self._host = Path(job.run_dir), socket.gethostname()
         self._attempt = self._run_dir
         self._id = os.environ.get("LAUNCHER_JOB_ID", "")
-        self._secrets_file: Path | None = None
         self._ends_others: subprocess.Popen[bytes] | None = None  # the command that cancels the other jobs of a race
 
     def run(self) -> int:
@@ -379,7 +378,7 @@ class Job:
         # The file is outside of the run's directory, and removed when the run is over
         if self._job.secrets_file is None:
             return
-        path = self._secrets_file = Path(self._job.secrets_file)
+        path = Path(self._job.secrets_file)
         os.environ["LAUNCHER_SECRETS_FILE"] = str(path)
         found = read_text(path)
         with contextlib.suppress(OSError, ValueError):  # ValueError: the file is damaged
@@ -435,9 +434,8 @@ class Job:
             code, goes_on = self._continue()
             secrets_for_later |= goes_on
         # If PBS has stopped the job, it may start it once more (preemption, qrerun), and then the secrets are needed.
-        if self._secrets_file is not None and (code == DONE or not (requested or secrets_for_later)):
-            with contextlib.suppress(OSError):
-                self._secrets_file.unlink(missing_ok=True)
+        if code == DONE or not (requested or secrets_for_later):
+            self._remove_secrets()
         self._end_chain(code)
         return _exit_code(self._job, code)
 
@@ -489,8 +487,15 @@ class Job:
 
     def _ended(self, code: int) -> NoReturn:
         self._event(Ended(code=code))
+        if code != RESUME and not self._stops.requested:
+            self._remove_secrets()
         self._end_chain(code)
         raise Over(code)
+
+    def _remove_secrets(self) -> None:
+        if self._job.secrets_file is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._job.secrets_file)
 
     def _end_chain(self, code: int) -> None:
         if self._job.chain and code != RESUME:

@@ -138,15 +138,16 @@ class JournalBackend(BaseJournalBackend):
             size = os.fstat(descriptor).st_size
             if b"\n" in os.pread(descriptor, max(0, size - self._offset), self._offset):
                 raise self._lock_lost()
-            before = b"" if not size or os.pread(descriptor, 1, size - 1) == b"\n" else b"\n"
-            if size + len(before + data) > size_limits.SEARCH_BYTES:
+            if self._offset + len(data) > size_limits.SEARCH_BYTES:
                 raise RunError(
                     f"{self._path} has {long_size(size)}, and no more than {long_size(size_limits.SEARCH_BYTES)} are "
                     "read: continue with another search (sweep.id)"
                 )
-            write_all(descriptor, before + data, sync=True)
+            if size > self._offset:  # a killed node has left a part of a line, behind which Optuna would not read on
+                os.ftruncate(descriptor, self._offset)
+            write_all(descriptor, data, sync=True)
         # Only this process's records are new in the file, because it held the lock, and it has read them already.
-        self._offset = size + len(before) + len(data)
+        self._offset = min(size, self._offset) + len(data)
 
 
 # -- Converts the keys of a search to Optuna's distributions, and parameter values to text in overrides and back

@@ -59,13 +59,17 @@ def drive(
     """Runs a job's driver; its agents end with `code`. secrets: the file that has them."""
     render.write(Run(sandbox.run_dir), sandbox.plan(**fields), token="token")
     if secrets is not None:
-        path = sandbox.run_dir / NAME
-        path.write_text(path.read_text().replace('"secrets_file": null', f'"secrets_file": "{secrets}"'))
+        with_secrets(sandbox, secrets)
     os.environ.update(
         PATH=f"{sandbox.folder}/bin:/usr/bin:/bin", SANDBOX=str(sandbox.folder), STAND_IN_EXIT=str(code),
         LAUNCHER_RUN_DIR=str(sandbox.run_dir), LAUNCHER_JOB_ID=job,
     )  # fmt: skip
     return Outcome(sandbox, driver.main([str(sandbox.run_dir / NAME)]), "")
+
+
+def with_secrets(sandbox: Sandbox, secrets: Path) -> None:
+    path = sandbox.run_dir / NAME
+    path.write_text(path.read_text().replace('"secrets_file": null', f'"secrets_file": "{secrets}"'))
 
 
 def ended(outcome: Outcome) -> list[object]:
@@ -181,19 +185,20 @@ def test_the_next_job_of_a_chain_does_not_begin_either(sandbox: Sandbox, server:
 
 @pytest.mark.parametrize(("failed", "code"), [("setup", 93), ("folder", 75), (None, 93)])  # None: a secret is missing
 def test_a_chain_ends_with_a_job_that_fails_before_its_agents(
-    sandbox: Sandbox, failed: str | None, code: int, monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox, failed: str | None, code: int, secrets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its next job would fail as well, and `status` and `wait` have said that the run has failed."""
-    sandbox.python.write_text("#!/bin/bash\nexit 75\n")
+    """Its next job would fail as well, and `status` and `wait` have said that the run has failed: no secrets are left."""
+    sandbox.python.write_text("#!/bin/bash\nexit 0\n")
     plan = sandbox.plan(
         resume={"how": "chain"}, cluster={"setup": ("false",)}, secret_variables=() if failed else ("GONE",)
     )
     render.write(Run(sandbox.run_dir), plan, token="token")
+    with_secrets(sandbox, secrets)
     for name, value in (("RUN_DIR", str(sandbox.run_dir)), ("JOB_ID", "7")):
         monkeypatch.setenv(f"LAUNCHER_{name}", value)
     words = {"setup": ["setup", "1", "1"], "folder": ["folder", str(sandbox.work)], None: []}[failed]
     assert driver.main([str(sandbox.run_dir / NAME), *(["--failed"] if words else []), *words]) == code
-    assert (sandbox.run_dir / "over").exists() == (code != 75)
+    assert (sandbox.run_dir / "over").exists() == (not secrets.exists()) == (code != 75)
 
 
 @NUMBERS

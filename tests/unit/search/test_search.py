@@ -444,6 +444,7 @@ def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
         assert trial is not None
         assert trial.number == number
     assert len(SearchRecord(tmp_path).journal().trials) == 4
+    as_optuna_reads_it(tmp_path)
 
 
 def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:

@@ -255,6 +255,7 @@ def test_a_node_that_does_not_see_the_launcher_is_told(sandbox: Sandbox) -> None
         {"event": "ended", "code": 93},
     ]  # fmt: skip
     assert not event_files.problems(sandbox.run_dir / "attempts/1/events/script.jsonl")
+    assert (sandbox.run_dir / "over").exists()  # no further job of a chain begins
 
 
 def test_an_element_whose_node_does_not_see_the_launcher_is_told(sandbox: Sandbox) -> None:
