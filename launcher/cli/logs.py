@@ -25,7 +25,8 @@ def run(arguments: Namespace) -> int:
         raise NoRunError(f"{wanted.id} is a sweep: name one of its points ({wanted.id}/0); `sweep status` lists them")
     ranks, attempt = arguments.rank, arguments.attempt
     if arguments.follow:
-        _require_started(wanted, ranks, attempt)
+        size = wait_until_readable(lambda: wanted.plan().world_size) if ranks else 0
+        _require_started(wanted, [rank for rank in ranks if rank >= size], attempt)  # others may have no files yet
     else:
         _require(wanted, ranks, attempt)
     if len(ranks) == 1:

@@ -6,6 +6,7 @@ accepted job needs nothing more from the process that submitted it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -78,10 +79,12 @@ class JobWatcher(core.InfoWatcher):
             # Read after the query: a job that had ended by then has recorded its successor already.
             now = {job_id: self.current(job_id) for job_id in waiting}
             keys = {job_id: self._queries.key(now[job_id]) for job_id in waiting}
-            gone = [now[job_id] for job_id in waiting if keys[job_id] not in known]
-            ended = self._queries.ended_all(gone) if gone else {}
         except QueryError:
             return  # the known states stay
+        gone, ended = [now[job_id] for job_id in waiting if keys[job_id] not in known], dict[str, SchedulerJob]()
+        if gone:
+            with contextlib.suppress(QueryError):  # qacct may never answer in time: over is what is not listed twice
+                ended = self._queries.ended_all(gone)
         for job_id in waiting:
             self._learn(job_id, known.get(keys[job_id]) or ended.get(keys[job_id]))
         self._finished.update(job_id for job_id in waiting if self.is_done(job_id, mode="cache"))

@@ -144,6 +144,25 @@ def test_what_a_run_that_had_not_started_turns_out_not_to_have(
     assert len(list(steps)) == steps_left
 
 
+def test_a_rank_whose_attempt_has_only_begun_is_waited_for(
+    run: Run, shown: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt(run, 0, "7")
+    answers = iter([lambda: attempt_prints(run, "rank-0.out"), None])
+
+    def over() -> bool:
+        if (step := next(answers)) is not None:
+            step()
+        return step is None
+
+    monkeypatch.setattr(logs, "_is_over", lambda _: over)
+    monkeypatch.setattr(logs, "QUIET", 0.0)
+    monkeypatch.setattr("launcher.schedulers.job_cache.interval", lambda *_: 0.0)
+    with pytest.raises(RunError, match="a has no rank 1 in attempt 0: it has 0 ranks"):  # the plan has one rank
+        commands.main(["logs", "a", "-f", "--rank", "1"])
+    assert shown("a", "-f", "--rank", "0") == "x\n"
+
+
 @pytest.mark.parametrize(("words", "printed"), [([], "[0] a\n"), (["--rank", "0"], "a\n")])
 def test_a_file_server_that_is_silent_at_first_ends_nothing(
     run: Run, words: list[str], printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],

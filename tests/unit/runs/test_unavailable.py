@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from launcher.runs.history import journal_events
 from launcher.runs.lookup import all_runs, find
 from launcher.runs.sweep_directory import SweepManifest
 from launcher.schedulers import executor as executor_module
-from launcher.schedulers.base import JobState, QueryError, SchedulerJob
+from launcher.schedulers.base import JobState, QueryError, QueryTimeout, SchedulerJob
 from launcher.schedulers.executor import JobWatcher, RunExecutor
 from launcher.schedulers.slurm.client import Slurm
 from launcher.submission import dependencies, render
@@ -375,6 +375,29 @@ def test_a_function_on_pbs_that_went_on_is_not_over_because_that_cannot_be_read(
     assert not watcher.is_done("1.server", mode="cache")
     with pytest.raises(QueryError):
         watcher.current("1.server")
+
+
+def test_a_function_ends_though_accounting_never_answers() -> None:
+    class Queue:
+        def jobs(self) -> dict[str, SchedulerJob]:
+            return {}
+
+        def key(self, job_id: str) -> str:
+            return job_id
+
+        def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
+            raise QueryTimeout("qacct takes longer than 60 s")
+
+        def ended(self, job_id: str) -> SchedulerJob | None:
+            raise QueryTimeout("qacct takes longer than 60 s")
+
+    watcher = JobWatcher(Queue())  # type: ignore[arg-type]
+    watcher.register_job("1")
+    watcher.update()
+    assert not watcher.is_done("1", mode="cache")  # the first query may have been too early
+    watcher.update()
+    assert watcher.is_done("1", mode="cache")
+    assert watcher.get_state("1") == "UNKNOWN"
 
 
 # -- the start of a node
