@@ -292,7 +292,7 @@ class _Agent:
         # When it ends: the next one wants to know, and the job may die
         seen: list[dict[str, Any]] = []
         with contextlib.suppress(errors.RunError, OSError):
-            seen += event_files.read(self._attempt.events_file("restored"), retry_seconds=0)
+            seen += self._attempt.written_by("restored", retry_seconds=0)
         self._count(failed, self._members, self._began, time.time(), seen)
 
     def _count_death(self) -> None:

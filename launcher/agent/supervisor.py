@@ -33,7 +33,7 @@ from launcher.formatting import log_line
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Rendezvous
 from launcher.rendezvous.signed_channel import Message
-from launcher.runs import event_files, events, lease_and_locks
+from launcher.runs import events, lease_and_locks
 from launcher.runs.events import Fault, Place, Resized, Stop
 from launcher.runs.job_file import time_left
 from launcher.worker.heartbeat import AgentSide
@@ -325,7 +325,7 @@ class Supervisor:
     def _agreed_stop(self) -> Stop | None:
         entries: list[dict[str, Any]] = []
         with contextlib.suppress(errors.RunError):  # it only describes the stop request
-            entries = list(event_files.read(self._context.attempt.events_file("stop"), retry_seconds=0))
+            entries = list(self._context.attempt.written_by("stop", retry_seconds=0))
         return events.last(entries, Stop)
 
     def _send_failure(self, kind: RoundEnd, fault: Fault, **details: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from launcher.failures import messages
 from launcher.failures.codes import NextReason, StopReason
 from launcher.files.retried_reads import Ok, retry_read
 from launcher.plan.plan import JobPlan
-from launcher.runs import event_files, lease_and_locks, user_checkpoints
+from launcher.runs import lease_and_locks, user_checkpoints
 from launcher.runs.directory import Attempt, Events, Run, current_attempt
 from launcher.runs.events import (
     Continues,
@@ -151,7 +151,7 @@ def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Continu
     # those are read that have the answer
     run = attempt.run
     plan = run.plan()
-    stopped = [event for each in run.attempts() for event in every(_written_by("requeue", each), Stopped)]
+    stopped = [event for each in run.attempts() for event in every(each.written_by("requeue"), Stopped)]
     saved = _saved(plan, attempt, stopped) if plan.own_code else -1
     step = None if saved is None else _reached(plan, attempt)
     stopped.append(Stopped(step=step, saved=-1 if saved is None else saved, preempted=_preempted(plan, attempt)))
@@ -167,12 +167,8 @@ def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Continu
     return found
 
 
-def _written_by(writer: str, attempt: Attempt) -> Iterator[dict[str, Any]]:
-    return event_files.read(attempt.events_file(writer))
-
-
 def _began(attempt: Attempt) -> float:
-    started = first(_written_by("script", attempt), Started)
+    started = first(attempt.written_by("script"), Started)
     return 0.0 if started is None else started.time
 
 
@@ -200,7 +196,7 @@ def _saved(plan: JobPlan, attempt: Attempt, before: Sequence[Stopped]) -> int | 
 def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
     # The run's newest saved step; -1: none; None: checkpoints cannot be read. Reported steps count as well for a user's
     # program, and in a run without checkpoints that got no stop request: it may save in a format of its own
-    stops = [stop for writer in ("script", "stop") for stop in every(_written_by(writer, attempt), Stop)]
+    stops = [stop for writer in ("script", "stop") for stop in every(attempt.written_by(writer), Stop)]
     if any(stop.reason is StopReason.UNREADABLE for stop in stops):
         return None
     try:
@@ -208,7 +204,7 @@ def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
     except checkpoints.CannotRead:
         return None
     if plan.own_code:
-        reported = [int(event.step) for event in every(_written_by("rank-0", attempt), Progress)]
+        reported = [int(event.step) for event in every(attempt.written_by("rank-0"), Progress)]
         return max([-1 if step is None else int(step), *reported])
     if step is None:
         events = attempt.latest_events()

@@ -26,7 +26,7 @@
 
 A scheduler is queried only for what the files leave open, in this order:
 
-1. all jobs of the user (`squeue`, or `scontrol` if that fails, or `qstat`). Commands share these replies
+1. all jobs of the user (`squeue` or `qstat`). Commands share these replies
    (launcher/schedulers/job_cache.py);
 2. how those jobs ended that it no longer lists, if the run's files do not say it (`sacct`, or the job history of PBS).
 

@@ -33,7 +33,6 @@ from launcher.monitoring.run_status import (
     status_of,
 )
 from launcher.plan.plan import JobPlan
-from launcher.runs import event_files
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.runs.history import journal_events, may_have_job
@@ -209,7 +208,7 @@ def _without_query(run: Run, requested: float | None, cancelled: bool, live: Job
 def done(run: Run) -> bool:
     """Returns whether the last attempt of a run ended with exit code 0. Reads only the job script's events."""
     attempts = run.attempts()
-    events = list(event_files.read(attempts[-1].events_file("script"))) if attempts else []
+    events = list(attempts[-1].written_by("script")) if attempts else []
     ended = kinds.as_kind(events[-1], kinds.Ended) if events else None
     return ended is not None and ended.code == DONE
 

@@ -147,7 +147,7 @@ def close(attempt: Attempt, number: int, host: str, *, asked: bool) -> None:
 
     asked: whether the process was asked to stop before; if not, the signal is recorded as a fault, too.
     """
-    if any(event["event"] == Ended.event for event in event_files.read(attempt.events_file("script"))):
+    if any(event["event"] == Ended.event for event in attempt.written_by("script")):
         return
     if not asked:
         name = messages.signal_name(number)

@@ -373,6 +373,10 @@ class Attempt(Struct):
         """Returns the path of the event file of one writer: `script`, `node-3`, `rank-0`, ..."""
         return self.path / "events" / f"{writer}.jsonl"
 
+    def written_by(self, writer: str, *, retry_seconds: float | None = None) -> Iterator[dict[str, Any]]:
+        """Yields the events of one writer, as `event_files.read`, and opens no other's file."""
+        return event_files.read(self.events_file(writer), retry_seconds=retry_seconds)
+
     def events(self) -> list[dict[str, Any]]:
         """Returns the events of all writers by time, with `writer`; `latest_events` lacks the middle of long files."""
         return self._events(whole=True)

@@ -20,7 +20,6 @@ from launcher.errors import UnavailableError, explain, is_transient
 from launcher.fast_dataclasses import Struct
 from launcher.files import safe_io
 from launcher.files.retried_reads import retry_read, unwrap
-from launcher.runs import event_files
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Started, first
 
@@ -118,7 +117,7 @@ class Part(Struct):
 
 def start_of(attempt: Attempt) -> Started | None:
     """Returns where the output of an attempt begins; None: its script has not written the event yet."""
-    return first(event_files.read(attempt.events_file("script")), Started)
+    return first(attempt.written_by("script"), Started)
 
 
 def file_names(job: str | None) -> list[str]:

@@ -142,7 +142,7 @@ def seconds_of(run: Run) -> float:
     attempts = run.attempts()
     for attempt in attempts:
         began, ended = 0.0, None
-        for event in known(event_files.read(attempt.events_file("script"))):
+        for event in known(attempt.written_by("script")):
             began = event.time if isinstance(event, Started) else began
             ended = event.time if isinstance(event, Ended) else ended
         if ended is None:  # the attempt runs, or was killed with its node

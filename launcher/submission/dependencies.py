@@ -25,7 +25,7 @@ from launcher.files.retried_reads import list_names, read_text, unwrap
 from launcher.monitoring import sweep_status
 from launcher.monitoring.run_status import JobMonitor, RunState, queries, status_of
 from launcher.plan.plan import JobPlan
-from launcher.runs import event_files, lookup, sweep_directory
+from launcher.runs import lookup, sweep_directory
 from launcher.runs.directory import Run
 from launcher.runs.events import Awaited, ConditionsMet, every
 from launcher.runs.history import read_history
@@ -208,7 +208,7 @@ def blocking_jobs(plan: JobPlan) -> list[str]:
 
 def conditions_met(run: Run) -> bool:
     """Returns whether an attempt of a run has recorded that the conditions of all its dependencies are met."""
-    return any(every(event_files.read(attempt.events_file("after")), ConditionsMet) for attempt in run.attempts())
+    return any(every(attempt.written_by("after"), ConditionsMet) for attempt in run.attempts())
 
 
 def update_followers(*paths: Path, release: Callable[[Run, JobPlan, str], None] | None = None) -> list[str]:

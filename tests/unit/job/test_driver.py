@@ -187,7 +187,7 @@ def test_the_next_job_of_a_chain_does_not_begin_either(sandbox: Sandbox, server:
 def test_a_chain_ends_with_a_job_that_fails_before_its_agents(
     sandbox: Sandbox, failed: str | None, code: int, secrets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its next job would fail as well, and `status` and `wait` have said that the run has failed: no secrets are left."""
+    """Its next job would fail as well, and `status` and `wait` have said that the run has failed. No secrets stay."""
     sandbox.python.write_text("#!/bin/bash\nexit 0\n")
     plan = sandbox.plan(
         resume={"how": "chain"}, cluster={"setup": ("false",)}, secret_variables=() if failed else ("GONE",)
