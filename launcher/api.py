@@ -18,6 +18,7 @@ from launcher.config.keys import opened
 from launcher.config.overrides import element
 from launcher.errors import (
     BAD_INPUT,
+    RESUME,
     ConfigError,
     LauncherError,
     NoRunError,
@@ -166,9 +167,10 @@ class RemoteRun:
     def wait(self, timeout: float | None = None) -> RunState:
         """Waits until the run is over, and returns its state; after `timeout` seconds (None: no limit) that it has.
 
-        A cluster that does not answer is asked again.
+        A cluster that does not answer, or cannot read the run now, is asked again.
         """
-        return wait_until_over(self.state, timeout, first=FIRST_REMOTE, slowest=SLOWEST_REMOTE, unavailable=Unreachable)
+        later = (Unreachable, UnavailableError)
+        return wait_until_over(self.state, timeout, first=FIRST_REMOTE, slowest=SLOWEST_REMOTE, unavailable=later)
 
     def cancel(self) -> None:
         """Cancels the run; raises RunError."""
@@ -199,7 +201,7 @@ class RemoteRun:
         failed = command.call(self.cluster, words, prompts=submits, code=code, show=printed.append, errors=said.append)
         if failed:
             wrong, other = (ConfigError, SubmissionError) if submits else (NoRunError, RunError)
-            raise _as_said(said, wrong if failed == BAD_INPUT else other)
+            raise _as_said(said, {BAD_INPUT: wrong, RESUME: UnavailableError}.get(failed, other))
         return b"".join(printed).decode(errors="replace")
 
 
@@ -281,7 +283,7 @@ def submit(overrides: Overrides = (), **keys: Any) -> Run | RemoteRun:
     made = command.submit([*words, "--yes"], show=lambda _: None, errors=said.append)
     assert made is not None, "they choose a cluster behind ssh"
     if made.exit_code:
-        raise _as_said(said, ConfigError if made.exit_code == BAD_INPUT else SubmissionError)
+        raise _as_said(said, {BAD_INPUT: ConfigError, RESUME: UnavailableError}.get(made.exit_code, SubmissionError))
     return RemoteRun(cluster, made.run_id)
 
 

@@ -11,7 +11,7 @@ DONE = 0
 FAILED = 1  # the run failed, or a command could not do what it was asked
 BAD_INPUT = 2  # nothing was submitted, nothing was left behind
 DECLINED = 3  # the user declined a submission (`confirm_above`), of which nothing is left
-RESUME = 75  # the attempt stopped early and can be resumed
+RESUME = 75  # the attempt stopped early and can be resumed; or a file that a command needs cannot be read now
 NO_RETRY = 93  # the attempt failed, and a retry would fail too
 INTERRUPTED = 130  # from the keyboard
 UNAVAILABLE = "unavailable"  # code of a stop reason: a file that the attempt needs could not be read
@@ -54,6 +54,7 @@ class UnavailableError(RunError, OSError):
     Where callers cannot retry, an attempt exits with RESUME. It is an OSError too, for callers which ignore every one.
     """
 
+    exit_code = RESUME
     code = UNAVAILABLE
 
 

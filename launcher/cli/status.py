@@ -23,7 +23,7 @@ from launcher.cli.commands import remote_profiles
 from launcher.cli.output import WIDTH, cause, ending, json_text, print_columns, print_unreadable, program, table
 from launcher.cli.progress import on_terminal, progress_of, timed, wait_until_readable
 from launcher.cli.ssh_forward import RemoteRows
-from launcher.errors import ConfigError, RunError
+from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.failures.messages import of_restored
 from launcher.formatting import brief, cut, format_time, one_line, raw
 from launcher.monitoring.run_status import DAMAGE, DamagedRun, JobMonitor, RunState, RunStatus, or_damaged
@@ -68,7 +68,8 @@ def run(arguments: Namespace) -> int:
     view = rows.look()
     damaged = [row for row in view.rows if "unread" in row]
     if names and len(damaged) == len(view.rows):
-        raise RunError("\n".join(row["cause"] for row in damaged))
+        later = all(row["state"] == RunState.UNKNOWN.value for row in damaged)
+        raise (UnavailableError if later else RunError)("\n".join(row["cause"] for row in damaged))
     if arguments.as_json:
         for line in view.silent.values():
             print(line, file=sys.stderr)

@@ -587,8 +587,9 @@ def cancelled() -> Cancelled:
 
 
 def wait_until_over(
-    look: Callable[[], RunState], timeout: float | None, *, first: float, slowest: float, unavailable: type[Exception]
-) -> RunState:
+    look: Callable[[], RunState], timeout: float | None, *, first: float, slowest: float,
+    unavailable: type[Exception] | tuple[type[Exception], ...],
+) -> RunState:  # fmt: skip
     """Polls a run's state until it is over, for at most `timeout` seconds (None: no limit); returns the last state.
 
     first, slowest: seconds between polls, at first and at most. unavailable: raised by `look` if nothing is known now.

@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 
 import launcher
-from launcher.errors import BAD_INPUT, FAILED, ConfigError, LauncherError, NoRunError, RunError, SubmissionError
+from launcher.errors import (
+    BAD_INPUT,
+    FAILED,
+    RESUME,
+    ConfigError,
+    LauncherError,
+    NoRunError,
+    RunError,
+    SubmissionError,
+    UnavailableError,
+)
+from launcher.monitoring import run_status
 from launcher.monitoring.run_status import RunState
 from launcher.remote import command
 from launcher.remote.clusters import RemoteCluster, Unreachable
@@ -69,6 +80,8 @@ def test_the_state_is_that_of_the_other_side(there: There, output: str, state: R
         (RUN.metrics, FAILED, RunError),
         (RUN.resume, BAD_INPUT, ConfigError),
         (RUN.resume, FAILED, SubmissionError),
+        (RUN.state, RESUME, UnavailableError),
+        (RUN.resume, RESUME, UnavailableError),
     ],
 )
 def test_errors_are_of_the_types_that_a_run_here_has(
@@ -78,6 +91,15 @@ def test_errors_are_of_the_types_that_a_run_here_has(
     with pytest.raises(error, match=r"^there is no run 'train-1'$") as raised:
         action()
     assert type(raised.value) is error
+
+
+def test_a_run_that_cannot_be_read_for_a_while_is_waited_for(there: There, monkeypatch: pytest.MonkeyPatch) -> None:
+    def comes_back(_: float) -> None:
+        there.code, there.output = 0, '[{"run": "train-1", "state": "done"}]'
+
+    there.code, there.errors = RESUME, "launcher: /runs/train-1/record.json cannot be read now: ...\n"
+    monkeypatch.setattr(run_status.time, "sleep", comes_back)
+    assert RUN.wait() is RunState.DONE
 
 
 def test_lines_end_where_those_of_a_run_here_do(there: There) -> None:
