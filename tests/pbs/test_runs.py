@@ -17,6 +17,7 @@ from tests.contract.test_runs import processes_of
 from tests.launch import PYTHON, ROOT, Launcher, Result
 from tests.markers import ci
 from tests.pbs.pbs_cluster import PbsCluster
+from tests.pbs.real import RealPbs
 
 SLEEPS = ("workload=collective", "workload.entry=tests.chaos.faults:sleeps", "nodes=2", "procs_per_node=2")
 P2P = ("workload=p2p", "nodes=2")
@@ -60,8 +61,12 @@ def test_submitting_returns_at_once_and_the_run_is_followed_later(launcher: Laun
 
 
 @pytest.mark.parametrize("how", ["qdel", ci("cancel")])
-def test_a_run_that_is_deleted_while_its_agents_start_records_its_end(launcher: Launcher, how: str) -> None:
+def test_a_run_that_is_deleted_while_its_agents_start_records_its_end(
+    site: PbsCluster | RealPbs, launcher: Launcher, how: str
+) -> None:
     """PBS tells the first node only, starts nothing more, and kills what is left."""
+    if isinstance(site, PbsCluster):
+        site.set(kill_delay=60)  # a busy machine may need more than the stand-in's 3 s
     launcher.submit(*SLEEPS)
     launcher.until(lambda: launcher.status()["state"] == "running", "it runs")
     tasks = launcher.last().path / "attempts/0/tasks"
