@@ -180,8 +180,11 @@ def metric_text(value: Any) -> str:
     return "-" if value is None else f"{value:.5g}" if isinstance(value, float) else cut(str(value), LONGEST_CELL)
 
 
-def outcome(seen: RunStatus) -> str:
-    """Returns the text that ends a command which has followed a run: its metrics, or its traceback and cause."""
+def outcome(seen: RunStatus, *, printed: bool = False) -> str:
+    """Returns the text that ends a command which has followed a run: its metrics, or its traceback and cause.
+
+    printed: whether the command has printed the run's output, whose end the traceback of a single rank is.
+    """
     lines = []
     if seen.state.value == "done":
         metrics = flat(seen.run.result() or {})
@@ -192,7 +195,7 @@ def outcome(seen: RunStatus) -> str:
             lines.append(f"  {one_line(key):<{width}}  {shown}")
     else:
         fault = seen.history.fault
-        if isinstance(fault, Fault) and fault.traceback:
+        if isinstance(fault, Fault) and fault.traceback and not (printed and seen.plan.world_size == 1):
             lines += [f"Traceback of rank {fault.rank}:", clean(fault.traceback.rstrip()), ""]
         lines.append(f"{seen.run.id} {seen.state.value}" + (f": {why}" if (why := cause(seen)) else ""))
     if seen.state.value in ("failed", "lost"):

@@ -88,7 +88,7 @@ def follow_to_end(
     if result is None:
         return INTERRUPTED
     seen, interrupted = result
-    text = wait_until_readable(lambda: outcome(seen))
+    text = wait_until_readable(lambda: outcome(seen, printed=output))
     print(text, file=sys.stderr if seen.state is not RunState.DONE else sys.stdout)
     return INTERRUPTED if interrupted else seen.exit_code
 

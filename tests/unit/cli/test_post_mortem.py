@@ -16,6 +16,7 @@ from launcher.cli.output import cause, outcome
 from launcher.diagnose import verdict as diagnosis
 from launcher.errors import LauncherError
 from launcher.failures.codes import FaultCode, StopReason
+from launcher.fast_dataclasses import replace
 from launcher.monitoring import run_status
 from launcher.runs import event_files, events
 from launcher.runs import events as kinds
@@ -163,6 +164,9 @@ def test_what_a_rank_has_raised_cannot_reach_the_terminal(made: Run) -> None:
     assert cause(seen) == "rank 1 on node2: ValueError: red "
     assert outcome(seen).startswith("Traceback of rank 1:\nab\n")
     assert f"more: python -m launcher post-mortem {made.id}" in outcome(seen).splitlines()[-2]
+    assert outcome(seen, printed=True) == outcome(seen)  # among the output of several ranks
+    alone = replace(seen, plan=replace(seen.plan, nodes=1, procs_per_node=1))
+    assert outcome(alone, printed=True).startswith(f"{made.id} failed: rank 1")
 
 
 def test_a_metric_of_a_megabyte_is_one_short_line(made: Run) -> None:
