@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from launcher import __version__, size_limits
-from launcher.errors import RESUME, RunError, UnavailableError
+from launcher.errors import RunError, UnavailableError
 from launcher.files import safe_io
 from launcher.files.json_types import LATEST, from_json, misfit
 from launcher.files.retried_reads import backoff
@@ -76,8 +76,6 @@ class Damaged(CheckpointError):
 
 class CannotRead(CheckpointError, UnavailableError):
     """A checkpoint cannot be read now, and may be sound. The attempt ends, and a later attempt tries again."""
-
-    exit_code = RESUME
 
 
 class Misfit(CheckpointError):

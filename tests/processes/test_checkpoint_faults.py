@@ -274,14 +274,16 @@ def test_errors_of_ranks_become_one_that_names_them(said: Any, world: int, kind:
     assert type(pickle.loads(pickle.dumps(error))) is kind
 
 
+@pytest.mark.parametrize("kind", [CannotRead, errors.UnavailableError])
 def test_a_rank_that_cannot_read_leaves_with_75_and_the_cause_is_an_event(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    kind: type[errors.UnavailableError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     monkeypatch.setenv("LAUNCHER_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("LAUNCHER_ATTEMPT", "0")
     monkeypatch.setenv("RANK", "0")
     (tmp_path / "attempts" / "0" / "events").mkdir(parents=True)
-    assert rank.end_attempt(CannotRead("x could not be read: EIO")) == 75
+    assert rank.end_attempt(kind("x could not be read: EIO")) == 75
     assert "x could not be read: EIO" in capsys.readouterr().err
     (event,) = map(json.loads, (tmp_path / "attempts" / "0" / "events" / "stop.jsonl").read_text().splitlines())
     assert (event["error"], event["reason"]) == ("x could not be read: EIO", "unreadable")
