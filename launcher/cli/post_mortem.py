@@ -39,7 +39,7 @@ def run(arguments: Namespace) -> int:
     found = find(arguments.name, arguments.runs_dir)
     examined = or_damaged(found, lambda: _examine(found, arguments))
     if isinstance(examined, DamagedRun):
-        raise RunError(examined.message)
+        raise examined.error()
     code, lines = examined
     print("\n".join(lines))  # here, since an output that cannot be written is no damage of the run
     if not arguments.as_json:

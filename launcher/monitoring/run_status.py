@@ -153,6 +153,9 @@ class DamagedRun(Struct):
     message: str  # what is wrong and what to do
     is_transient: bool = False  # whether a file cannot be read now, so that nothing is known; False: it is damaged
 
+    def error(self) -> RunError:
+        return (UnavailableError if self.is_transient else RunError)(self.message)
+
 
 def queries(plan: JobPlan, timeout: float | None = None) -> Queries:
     """Returns the plan's scheduler's queries; timeout: seconds a command, at most (None) cluster.submit_timeout."""
@@ -578,7 +581,7 @@ def all_statuses(runs: Iterable[Run], live: JobMonitor | None = None) -> list[Ru
     seen = each_status(runs, live or JobMonitor(share=True))
     for each in seen:
         if isinstance(each, DamagedRun):
-            raise (UnavailableError if each.is_transient else RunError)(each.message)
+            raise each.error()
     return [each for each in seen if isinstance(each, RunStatus)]
 
 
