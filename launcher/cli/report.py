@@ -16,9 +16,9 @@ from launcher.cli.output import cause
 from launcher.formatting import flat, rough_size
 from launcher.monitoring.run_status import JobMonitor, all_statuses
 from launcher.monitoring.sweep_status import point_statuses
-from launcher.reports import page
+from launcher.reports import sections
 from launcher.reports.collect import RunData, collect, curves, redact_override
-from launcher.reports.page import MOST_CURVES, Page, SweepPoint, by_objective, sweep_page
+from launcher.reports.sections import MOST_CURVES, Page, SweepPoint, by_objective, sweep_page
 from launcher.runs.lookup import find_either
 from launcher.runs.sweep_directory import Sweep
 from launcher.search.progress import look
@@ -48,10 +48,10 @@ def run(arguments: Namespace) -> int:
         shown = _sweep(named)
     else:
         [seen] = all_statuses([named])
-        shown = page.run_page(collect(seen, cause(seen)))
+        shown = sections.run_page(collect(seen, cause(seen)))
     path: Path = arguments.output or named.path / "report.html"
-    text = page.render(shown)
-    page.write(path, text)
+    text = sections.render(shown)
+    sections.write(path, text)
     print(f"wrote {path} ({rough_size(len(text.encode()))})")
     if arguments.show:
         open_page(path)

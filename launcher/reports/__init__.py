@@ -7,5 +7,5 @@ scripts, and no requests. All text from a run directory, such as host names and 
   results of benchmarks (`p2p`, `collective`) as curves
 - `timeline`: spans and moments of the timeline of a run, from its events
 - `figures`: all figures, and the words for numbers
-- `page`: the page of a run and of a sweep: its sections and tables, and its HTML
+- `sections`: what the page of a run or a sweep shows: its sections and tables; fills `page.html.j2` with them
 """

@@ -33,7 +33,7 @@ NO_BOUNDS = {
     },
     "how much a command shows, or reads of a log of others for it": {
         "agent/workers.TAIL", "runs/output.TAIL",
-        "reports/collect.LOG_BYTES", "reports/figures.POINTS", "reports/page.MOST_POINTS",
+        "reports/collect.LOG_BYTES", "reports/figures.POINTS", "reports/sections.MOST_POINTS",
         "runs/output.LONGEST_STATE",
         "runs/event_files._CHECKED_BYTES", "worker/debugger.SCREEN", "worker/devices.NCCL_LOG_BYTES",
         "remote/command._MOST_ERRORS",

@@ -1,4 +1,4 @@
-"""The pages of a run and of a sweep: what their sections, tables and figures show, and their HTML."""
+"""What the pages of a run and of a sweep show: their sections, tables and figures; and their HTML."""
 
 from __future__ import annotations
 
