@@ -34,7 +34,7 @@ from launcher.formatting import format_size, plural
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Placement, Rendezvous, listen_on
 from launcher.runs.events import NOTHING, Observation
-from launcher.worker import devices, exit_report, process_group, script
+from launcher.worker import devices, exit_report, process_group, user_script
 
 MIB = 2**20
 # Free bytes in a directory: below LEAST a check fails, below ENOUGH it warns.
@@ -369,10 +369,10 @@ def check_rank(
     checks = RankChecks(plan, folder, rendezvous, position, placement.place)
 
     report = {ALONE_PART: [asdict(each) for each in checks.alone()]}
-    script.write_report(agent.report, os.getpid(), {"returned": report})
+    user_script.write_report(agent.report, os.getpid(), {"returned": report})
     agent.wait(GATE)  # the agent opens it, or kills this rank
     report[TOGETHER_PART] = [asdict(each) for each in checks.together(timeout)]
-    script.write_report(agent.report, os.getpid(), {"returned": report})
+    user_script.write_report(agent.report, os.getpid(), {"returned": report})
     while True:  # others may still want to reach this node
         signal.pause()
 

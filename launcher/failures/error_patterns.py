@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from launcher.failures.codes import EndKind
 
 # Messages that gloo and NCCL raise in the other ranks when a rank has ended. Errors in a user's code look the same if
-# a server cannot be reached, so `lost_peer` also checks the exception's type, and a rank (launcher/worker/script.py)
-# also checks which code raised it.
+# a server cannot be reached, so `lost_peer` also checks the exception's type, and a rank
+# (launcher/worker/user_script.py) also checks which code raised it.
 LOST_PEER = re.compile(
     r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket (closed|Timeout)|remote process exited"
     r"|NCCL communicator was aborted|ncclRemoteError|Application timeout caused pair closure"

@@ -64,7 +64,7 @@ def differing_bindings(bindings: Sequence[Bound]) -> str:
 
 _FRAME = re.compile(r'\s*File "(?P<path>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)')
 _WORKLOAD_CALLER = "_run_workload"  # function that calls a rank's workload; see launcher/worker/main.py
-_PROGRAM_RUNNERS = ("/launcher/worker/script.py", "<frozen runpy>", "/runpy.py")  # files that run a user's program
+_PROGRAM_RUNNERS = ("/launcher/worker/user_script.py", "<frozen runpy>", "/runpy.py")  # files that run a user's program
 STATES = {"D": "waits for a device or a file server (state D)", "T": "is stopped (state T)", "": "is gone"}
 
 

@@ -1,12 +1,12 @@
 """The code that runs in a rank: the process group, the workload or the user's program, and the report of how it ended.
 
-It may import rendezvous, schedulers, runs and the layers below them, but not agent. `script.py` runs in whatever
+It may import rendezvous, schedulers, runs and the layers below them, but not agent. `user_script.py` runs in whatever
 interpreter a program needs, so it imports the standard library only.
 
 - `main`: main function of a rank: sets up the process, calls the workload or executes the user's program
 - `process_group`: joins the process group of the ranks, tells who is missing, sends objects through it with a MAC
 - `devices`: the device of a rank: GPU or CPU, its accelerator's calls, its threads; the network that NCCL uses
-- `script`: runs a script as `python` would, and reports how it failed; standard library only
+- `user_script`: runs a user's script as `python` would, and reports how it failed; standard library only
 - `exit_report`: between a rank and its agent: the gate before it joins, and the report of its metrics or error
 - `heartbeat`: what a rank shares with its agent in memory: heartbeats, and the agreement on the step of a stop
 - `hangs`: where ranks hang: their stacks, their CPU time, and NCCL's flight recorder

@@ -195,7 +195,7 @@ SOCKETS = "LAUNCHER_SOCKETS"  # variable with the folder that the agent has made
 # Functions of launcher.worker that call a workload or a program
 CALLERS = ("_run_workload", "run_script", "run_module", "_run_code")
 HERE = str(Path(__file__).parents[1])
-FIRST_BREAKPOINT = "_first_breakpoint"  # function of script.py that loads this module at the first breakpoint()
+FIRST_BREAKPOINT = "_first_breakpoint"  # function of user_script.py that loads this module at the first breakpoint()
 
 
 class DebuggerQuit(errors.LauncherError):

@@ -8,7 +8,7 @@ The agent passes descriptors in the rank's environment. The rank first of all re
 | `LAUNCHER_REPORT` | a file in memory, in which the rank writes how it ended: one JSON object, never a pickle |
 | `LAUNCHER_MEMORY` | a file in memory for copies of the state, which outlive the rank; see `checkpoint.memory` |
 
-A report is `{"returned": METRICS}` or `{"error": ...}` (`script.error_report`). A rank that is killed, or ends by
+A report is `{"returned": METRICS}` or `{"error": ...}` (`user_script.error_report`). A rank that is killed, or ends by
 os._exit, writes none.
 """
 
@@ -34,7 +34,7 @@ from launcher import errors, formatting, processes, size_limits
 from launcher.failures.error_patterns import LOG_LINES, LOST_PEER
 from launcher.failures.tracebacks import last_error
 from launcher.files import safe_io
-from launcher.worker import script
+from launcher.worker import user_script
 
 GATE, REPORT, MEMORY = "LAUNCHER_GATE", "LAUNCHER_REPORT", "LAUNCHER_MEMORY"
 REACHED = "LAUNCHER_REACHED"  # variable: highest step of the run that an earlier round of the attempt has done
@@ -46,7 +46,7 @@ SYMPTOM_DELAY = 2.0  # seconds by which a rank that lost a peer delays its own f
 _LAUNCHER = Path(__file__).parents[1]
 # Files and folders with the frames that call a workload or a function; they are cut from the traceback that users see.
 ABOVE = (
-    *script.ABOVE,
+    *user_script.ABOVE,
     f"{_LAUNCHER / 'agent'}/",
     f"{_LAUNCHER / 'worker'}/",
     str(_LAUNCHER.parent / "workloads" / "function.py"),
@@ -141,30 +141,30 @@ def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) ->
         if os.environ.get("LOCAL_RANK", "0") != "0":  # only the first rank of an agent passes its metrics on
             returned = {}
         metrics = json.loads(safe_io.json_that_fits(returned, size_limits.RESULT_BYTES)[0])
-        script.write_report(report, owner, {"returned": metrics})
+        user_script.write_report(report, owner, {"returned": metrics})
         return errors.DONE
     except SystemExit as leave:
         if leave.code is None or leave.code == 0:
-            script.write_report(report, owner, {"returned": {}})
+            user_script.write_report(report, owner, {"returned": {}})
             return errors.DONE
-        if error := script.exit_report(leave, LOST_PEER.pattern, ABOVE):
-            script.write_report(report, owner, {"error": error}, SYMPTOM_DELAY)
+        if error := user_script.exit_report(leave, LOST_PEER.pattern, ABOVE):
+            user_script.write_report(report, owner, {"error": error}, SYMPTOM_DELAY)
         if isinstance(leave.code, int):
             return leave.code
         print(leave.code, file=sys.stderr)
         return errors.FAILED
     except KeyboardInterrupt as error:
-        traceback.print_exception(*script.cut(error, ABOVE))
+        traceback.print_exception(*user_script.cut(error, ABOVE))
         return errors.INTERRUPTED
     except BaseException as error:
         whole = error.__traceback__
-        shown = script.cut(error, ABOVE)
-        entry = script.error_report(error, shown, LOST_PEER.pattern)
+        shown = user_script.cut(error, ABOVE)
+        entry = user_script.error_report(error, shown, LOST_PEER.pattern)
         if shown[2] is None and not entry["final"]:  # raised by the launcher itself: a defect, so show its frames
             shown = type(error), error.with_traceback(whole), whole
-            entry = script.error_report(error, shown, LOST_PEER.pattern)
+            entry = user_script.error_report(error, shown, LOST_PEER.pattern)
         traceback.print_exception(*shown)  # not by torch's hook, which prefixes each line with the rank
-        script.write_report(report, owner, {"error": entry}, SYMPTOM_DELAY)
+        user_script.write_report(report, owner, {"error": entry}, SYMPTOM_DELAY)
         return errors.NO_RETRY if getattr(error, "exit_code", None) == errors.NO_RETRY else errors.FAILED
 
 
@@ -220,7 +220,8 @@ def read_error_file(path: Path) -> WorkerError | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     lost = _record_lost_peer(kind, text, trace)
-    return WorkerError("lost peer" if lost else "raised", kind, text, trace, lost_peer=lost, final=kind in script.FINAL)
+    final = kind in user_script.FINAL
+    return WorkerError("lost peer" if lost else "raised", kind, text, trace, lost_peer=lost, final=final)
 
 
 def _record_lost_peer(kind: str, text: str, trace: str) -> bool:

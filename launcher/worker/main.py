@@ -39,7 +39,7 @@ from launcher.paths import own_module
 from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Events, current_attempt, require_private
 from launcher.runs.events import Stop
-from launcher.worker import debugger, devices, exit_report, hangs, heartbeat, script
+from launcher.worker import debugger, devices, exit_report, hangs, heartbeat, user_script
 
 AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # the agent's variables, wrong in its ranks: removed
 
@@ -78,7 +78,7 @@ def run_rank(
     except Exception as error:
         if isinstance(error, errors.LauncherError) and error.exit_code == errors.RESUME:
             sys.exit(end_attempt(error))
-        if script.is_final(error):
+        if user_script.is_final(error):
             slot.give_up()
         raise
 
@@ -174,9 +174,9 @@ def _run_program(plan: JobPlan, stacks: int, report: int, others: list[int], liv
         _execute(plan, stacks, report, others)
     words = words_of(params["args"])
     if params["module"]:
-        script.run_module(params["module"], words)
+        user_script.run_module(params["module"], words)
     else:
-        script.run_script(os.path.expanduser(params["script"]), words)
+        user_script.run_script(os.path.expanduser(params["script"]), words)
     return {}
 
 
@@ -187,14 +187,14 @@ def _execute(plan: JobPlan, stacks: int, report: int, others: list[int]) -> NoRe
     settings: dict[str, Any] = {
         "stacks": stacks, "report": report, "descriptors": descriptors,
         "lost_peer": LOST_PEER.pattern, "delay": exit_report.SYMPTOM_DELAY,
-        "debug": {"launcher": str(Path(script.__file__).parents[2]), **debugger.install_arguments(plan)},
+        "debug": {"launcher": str(Path(user_script.__file__).parents[2]), **debugger.install_arguments(plan)},
     }  # fmt: skip
     os.environ["LAUNCHER_PROGRAM"] = json.dumps(settings)
     for descriptor in descriptors:
         os.set_inheritable(descriptor, True)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # it requests stacks; script.py handles it, others must survive it
+    signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # it requests stacks; user_script handles it, others must survive it
     os.setpgid(0, 0)  # a scheduler's signal to all processes of a task then arrives once, through the agent
     sys.stdout.flush()
     sys.stderr.flush()
@@ -207,7 +207,7 @@ def command(params: Mapping[str, Any], python: str, *, executable: bool) -> list
     if params["module"] is None and executable:
         return [os.path.abspath(os.path.expanduser(params["script"])), *words]
     kind = ("module", params["module"]) if params["module"] else ("script", os.path.expanduser(params["script"]))
-    return [os.path.expanduser(params["python"] or python), "-u", script.__file__, *kind, *words]
+    return [os.path.expanduser(params["python"] or python), "-u", user_script.__file__, *kind, *words]
 
 
 def variables(plan: JobPlan, environ: Mapping[str, str], attempt: int, lives: int) -> dict[str, str]:

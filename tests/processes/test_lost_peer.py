@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.failures.error_patterns import LOST_PEER
-from launcher.worker import script
+from launcher.worker import user_script
 from tests import warm_python
 from tests.launch import ROOT
 
@@ -97,14 +97,14 @@ USER = "__main__"
     ],
 )
 def test_a_lost_peer(error: BaseException, lost: bool) -> None:
-    assert script.lost_peer(error, LOST_PEER.pattern) is lost
+    assert user_script.lost_peer(error, LOST_PEER.pattern) is lost
 
 
 def test_a_server_that_cannot_be_reached_is_an_ordinary_error() -> None:
     """The most common error of nodes without a way to the internet."""
     error = caught(lambda: urllib.request.urlopen("http://127.0.0.1:9/weights", timeout=5))
     assert "Connection refused" in str(error)
-    assert not script.lost_peer(error, LOST_PEER.pattern)
+    assert not user_script.lost_peer(error, LOST_PEER.pattern)
 
 
 # -- what torch really raises

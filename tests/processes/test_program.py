@@ -25,7 +25,7 @@ from launcher.failures.error_patterns import LOST_PEER
 from launcher.job.requeue import further
 from launcher.plan.plan import JobPlan
 from launcher.runs import user_checkpoints
-from launcher.worker import exit_report, script
+from launcher.worker import exit_report, user_script
 from launcher.worker import main as worker
 from launcher.worker.exit_report import WorkerError
 from tests.unit.plans import bare_plan, plan_of
@@ -53,7 +53,7 @@ def plan(**keys: Any) -> JobPlan:
 )
 def test_what_a_rank_executes(keys: dict[str, Any], executable: bool, words: list[str]) -> None:
     told = worker.command(plan(**keys).workload.params, PYTHON, executable=executable)
-    assert told == [script.__file__ if word == "*" else word for word in words]
+    assert told == [user_script.__file__ if word == "*" else word for word in words]
 
 
 def test_a_program_of_this_folder_is_not_searched_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         (folder / "pkg" / "train.py").write_text(text)
         words = ["-m", f"pkg.{module}"] if module else ["code/train.py"]
         if not bare:
-            words = [script.__file__, *(("module", f"pkg.{module}") if module else ("script", "code/train.py"))]
+            words = [user_script.__file__, *(("module", f"pkg.{module}") if module else ("script", "code/train.py"))]
         environ = {
             name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV", "LAUNCHER"))
         }

@@ -98,7 +98,7 @@ os.kill(os.getpid(), signal.SIGTERM)
 
 def test_a_rank_that_executes_a_program_goes_on_as_its_python(python: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(RANKS_PROGRAM)
-    agent = start(python, RANK, tmp_path, {"SCRIPT": str(ROOT / "launcher/worker/script.py")})
+    agent = start(python, RANK, tmp_path, {"SCRIPT": str(ROOT / "launcher/worker/user_script.py")})
     out, err = agent.communicate(timeout=60)
     assert (agent.returncode, err) == (-signal.SIGTERM, "")
     before, after, *more = out.splitlines()

@@ -18,7 +18,7 @@ from launcher.worker import main as worker_main
 from launcher.worker.hangs import Stacks
 from launcher.worker.heartbeat import Pulse
 from launcher.worker.main import ignored_signals, workload_config
-from launcher.worker.script import is_final
+from launcher.worker.user_script import is_final
 from tests.launch import ROOT
 from tests.markers import ci
 from tests.unit.plans import bare_plan, plan_of

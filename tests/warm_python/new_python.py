@@ -1,7 +1,7 @@
 """Makes a process that has torch what a new Python with some arguments would be.
 
 Such a process is a fork of the `server`, or a rank that its agent, one of these forks, has forked: where a rank would
-execute Python for a user's program (`launcher.worker.script`), it goes on as that Python. Process id, parent and
+execute Python for a user's program (`launcher.worker.user_script`), it goes on as that Python. Process id, parent and
 process group stay, as with exec.
 """
 
@@ -37,7 +37,7 @@ from tests.warm_python.client import ARGUMENTS, CATCHABLE, ENVIRONMENT, area, pr
 # A process with these variables would import something else, or something in another way.
 OWN = ("LD_", "MKL_", "TORCH_LOGS", "TORCH_DISTRIBUTED_DEBUG", "PYTHON")
 HARMLESS = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
-RANKS_PROGRAM, RANKS_MODULE = "/launcher/worker/script.py", "launcher.worker.script"
+RANKS_PROGRAM, RANKS_MODULE = "/launcher/worker/user_script.py", "launcher.worker.user_script"
 PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 _path = sys.path[1:]  # without what a process adds
 _execve = os.execve

@@ -133,7 +133,8 @@ def test_a_training_or_program_of_this_machine_ends_after_its_time_and_other_wor
     here = {"scheduler": "local"}
     run = seen(RunState.RUNNING, event(NOW - 600, "started", job="x"), time="1h", cluster=here)
     assert standing.progress_of(run, NOW)["left"] is None
-    program = Program("program", "launcher.worker.script:main", seed=0, script="train.py")  # gets its stop signal then
+    # It gets its stop signal then
+    program = Program("program", "launcher.worker.main:run_rank", seed=0, script="train.py")
     run = seen(RunState.RUNNING, event(NOW - 600, "started", job="x"), time="1h", cluster=here, workload=program)
     assert standing.progress_of(run, NOW)["left"] == 3000
     run = seen(RunState.RUNNING, event(NOW - 600, "started", job="x"), time="1h", cluster=here)

@@ -24,7 +24,7 @@ from launcher.runs.events import Accused, Fault, SetupFailed, Started, Stays, St
 from launcher.schedulers import pending, registry
 from launcher.schedulers.pbs.client import NOTICES as PBS
 from launcher.schedulers.slurm.client import NOTICES as SLURM
-from launcher.worker import script
+from launcher.worker import user_script
 from tests.fakes.third_scheduler.scheduler import ThirdScheduler
 from tests.unit.plans import bare_plan, plan_of, with_fields
 
@@ -258,7 +258,7 @@ def test_what_this_torch_says_of_a_torn_file_is_known_and_the_file_is_named(tmp_
                 try:
                     torch.load(opened)
                 except Exception as error:
-                    report = script.error_report(error, script.cut(error, ()), "")
+                    report = user_script.error_report(error, user_script.cut(error, ()), "")
                 else:
                     pytest.fail("a torn file was loaded")
                 assert report["reading"] == str(path)

@@ -56,7 +56,7 @@ NO_BOUNDS = {
         "worker/debugger.LONGEST", "worker/tracking.QUEUE",
     },
     "of texts that are cut when they are written, in a module that runs without our packages": {
-        "worker/script.LONGEST_MESSAGE", "worker/script.LONGEST_TRACEBACK",
+        "worker/user_script.LONGEST_MESSAGE", "worker/user_script.LONGEST_TRACEBACK",
     },
 }  # fmt: skip
 

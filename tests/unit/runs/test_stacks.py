@@ -38,8 +38,8 @@ DEBUGGED = """Current thread 0x00007f0b (most recent call first):
 PROGRAM = """Current thread 0x00007f0b (most recent call first):
   File "{program}", line 2 in <module>
   File "<frozen runpy>", line 88 in _run_code
-  File "/home/me/launcher/worker/script.py", line 132 in run_module
-  File "/home/me/launcher/worker/script.py", line 164 in <module>
+  File "/home/me/launcher/worker/user_script.py", line 132 in run_module
+  File "/home/me/launcher/worker/user_script.py", line 164 in <module>
 """
 BEFORE = """Current thread 0x00007f0b (most recent call first):
   File "<frozen importlib._bootstrap>", line 241 in _call_with_frames_removed

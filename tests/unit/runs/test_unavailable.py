@@ -38,7 +38,7 @@ from launcher.schedulers.slurm.client import Slurm
 from launcher.submission import dependencies, render
 from launcher.sweeps import local_points
 from launcher.sweeps.control import points_to_restart
-from launcher.worker import script
+from launcher.worker import user_script
 from tests.unit.faults import FOR_EVER, FileServer
 from tests.unit.plans import bare_plan, plan_of, with_fields
 from tests.unit.sweep_runs import begin, end, make_sweep
@@ -101,8 +101,8 @@ def test_a_lease_that_cannot_be_read_is_not_lost(
 
 
 def test_a_rank_that_cannot_read_may_be_points_to_restart() -> None:
-    assert script.is_final(RunError("no"))
-    assert not script.is_final(UnavailableError("not now"))
+    assert user_script.is_final(RunError("no"))
+    assert not user_script.is_final(UnavailableError("not now"))
 
 
 @NUMBERS

@@ -21,7 +21,7 @@ import pytest
 from launcher.config.schema import Debug
 from launcher.errors import ConfigError
 from launcher.plan.plan import JobPlan, as_dict, from_dict
-from launcher.worker import debugger
+from launcher.worker import debugger, user_script
 from tests.launch import ROOT, until
 from tests.unit.plans import bare_plan, plan_of
 from tests.unit.worker.test_debug_console import Terminal
@@ -311,7 +311,7 @@ def test_a_program_of_ones_own(
     program.write_text("factor = 1\nbreakpoint()\nprint(factor + 1)\n")
     told = {"debug": {"launcher": str(ROOT), "ranks": ranks, "post_mortem": False}}
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / "launcher/worker/script.py"), "script", str(program)], stdin=subprocess.DEVNULL,
+        [sys.executable, user_script.__file__, "script", str(program)], stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path,
         env={**os.environ, "LAUNCHER_PROGRAM": json.dumps(told)},
     )  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 
 from launcher import size_limits
 from launcher.failures import error_patterns
-from launcher.worker import exit_report, script
+from launcher.worker import exit_report, user_script
 from launcher.worker.exit_report import (
     LONGEST_LINE,
     WorkerError,
@@ -34,7 +34,7 @@ def report() -> Iterator[int]:
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found: list[float] = []
-    monkeypatch.setattr(script.time, "sleep", found.append)
+    monkeypatch.setattr(user_script.time, "sleep", found.append)
     return found
 
 
@@ -105,7 +105,7 @@ def test_the_largest_report_is_read(report: int, monkeypatch: pytest.MonkeyPatch
     assert read_report(report)[0] == {"a": text}
     assert size_limits.RESULT_BYTES < os.fstat(report).st_size < size_limits.REPORT_BYTES
     monkeypatch.undo()
-    longest = script.LONGEST_MESSAGE + script.LONGEST_TRACEBACK
+    longest = user_script.LONGEST_MESSAGE + user_script.LONGEST_TRACEBACK
     assert len(json.dumps("\U0001f600" * longest)) + (1 << 12) < size_limits.REPORT_BYTES
 
 
