@@ -32,7 +32,7 @@ from launcher.paths import GROUPS, default_runs_dir
 from launcher.remote import command
 from launcher.remote.clusters import RemoteCluster, Unreachable, chosen, locate
 from launcher.runs import directory, lookup
-from launcher.runs.output import Stream
+from launcher.runs.output_files import Stream
 from launcher.runs.sweep_directory import sweep_of
 from launcher.submission import render
 from launcher.sweeps import control

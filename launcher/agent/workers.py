@@ -411,7 +411,7 @@ def log_name(rank: int | str, round_number: int, kind: str) -> str:
 # -- Copies the output files of ranks to the agent's output: whole lines, each with `[rank]` before it
 #
 # A line that is rewritten with carriage returns, such as a progress bar, is copied at most every STALE seconds, ended
-# by a carriage return, and its last state as a line; launcher/runs/output.py reads that.
+# by a carriage return, and its last state as a line; launcher/runs/output_files.py reads that.
 
 
 READ = 1 << 16  # bytes that are read of one file before the others have their turn

@@ -13,7 +13,7 @@ from launcher.errors import NoRunError, RunError
 from launcher.formatting import plural, ranges, write_output
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.lookup import find_either
-from launcher.runs.output import Part, Stream, rank_files
+from launcher.runs.output_files import Part, Stream, rank_files
 
 QUIET, MAX_QUIET = 2.0, 60.0  # seconds without output after which the run's state is read, then less and less often
 MIN_PAUSE, MAX_PAUSE = 0.1, 2.0  # seconds between two reads of the files

@@ -26,7 +26,7 @@ from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Ended, Fault, Restart, Restored, Started, Stop, as_kind, first, last
 from launcher.runs.health import unused_gpu_lines, unused_gpus
 from launcher.runs.lookup import find
-from launcher.runs.output import rank_files, rank_logs, start_of, tail
+from launcher.runs.output_files import rank_files, rank_logs, start_of, tail
 
 LAST_LINES = 10  # last lines of the failed rank's log that are shown
 LOOK = 3.0  # seconds in which files that a program has saved are looked for

@@ -476,7 +476,7 @@ def _remark(seen: RunStatus) -> str | None:
 def _last_output(seen: RunStatus) -> str:
     if seen.state is not RunState.RUNNING or not (outputs := seen.run.outputs()):
         return ""
-    from launcher.runs.output import tail
+    from launcher.runs.output_files import tail
 
     line = next((each for each in reversed(tail(outputs[-1])) if each.strip()), "")
     if not line:

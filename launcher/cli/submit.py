@@ -42,7 +42,7 @@ from launcher.schedulers import registry
 
 if TYPE_CHECKING:
     from launcher.cli.multirun import Multirun
-    from launcher.runs.output import Stream
+    from launcher.runs.output_files import Stream
     from launcher.submission.prepare import Prepared
     from launcher.submission.resume import Ready
     from launcher.submission.submit import SubmittedRun
@@ -217,7 +217,7 @@ def script_overrides(script: str, given: Sequence[str], *, module: bool = False)
 
 
 def resume(arguments: Namespace) -> int:
-    from launcher.runs.output import Stream
+    from launcher.runs.output_files import Stream
     from launcher.submission.resume import ready_attempt, require_over
 
     found = find(arguments.name, arguments.runs_dir)

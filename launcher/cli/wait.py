@@ -33,7 +33,7 @@ from launcher.runs.directory import Run
 from launcher.runs.events import Progress, every
 from launcher.runs.lease_and_locks import is_being_submitted
 from launcher.runs.lookup import find_either
-from launcher.runs.output import Stream
+from launcher.runs.output_files import Stream
 from launcher.runs.sweep_directory import SearchRecord, Sweep, differing, label, sweep_of
 from launcher.schedulers.job_cache import SHARE, interval
 from launcher.search.progress import chooses_more

@@ -34,7 +34,7 @@ from launcher.plan.plan import JobPlan
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.history import first_fault
-from launcher.runs.output import file_names, rank_logs, start_of, tail
+from launcher.runs.output_files import file_names, rank_logs, start_of, tail
 from launcher.schedulers import pending, registry
 from launcher.schedulers.base import JobExecution, Queue, Scheduler
 from launcher.submission.render import setup_lines

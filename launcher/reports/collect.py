@@ -22,7 +22,7 @@ from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.runs.health import remarks
 from launcher.runs.history import journal_events
-from launcher.runs.output import tail
+from launcher.runs.output_files import tail
 
 # -- Reads a run directory into one object. No other module of the report reads files of a run
 # Files may be incomplete, damaged or of another version: the page shows what can be read, and lists what cannot.

@@ -33,7 +33,7 @@ from launcher.files import safe_io
 from launcher.remote import clusters
 from launcher.rendezvous.signed_channel import Channel, ChannelError
 from launcher.runs import event_files, history
-from launcher.runs import output as printed
+from launcher.runs import output_files as printed
 from launcher.runs.directory import Run
 from launcher.runs.events import Progress
 from launcher.runs.sweep_directory import RUNG, SearchRecord, Sweep, SweepManifest

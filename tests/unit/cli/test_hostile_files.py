@@ -32,7 +32,7 @@ from launcher.reports import collect, sections
 from launcher.runs import directory, event_files
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
-from launcher.runs.output import Stream
+from launcher.runs.output_files import Stream
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm

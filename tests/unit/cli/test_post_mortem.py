@@ -21,7 +21,7 @@ from launcher.monitoring import run_status
 from launcher.runs import event_files, events
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
-from launcher.runs.output import tail
+from launcher.runs.output_files import tail
 from launcher.schedulers import registry
 from launcher.schedulers.base import JobExecution, JobState
 from launcher.schedulers.pbs import client as pbs_history

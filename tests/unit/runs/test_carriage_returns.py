@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.runs.output import LONGEST_STATE, LineCollapser, last_state
+from launcher.runs.output_files import LONGEST_STATE, LineCollapser, last_state
 
 TQDM = b"\rloss:   0%|          | 0/3 [00:00<?, ?it/s]\rloss:  33%|###       | 1/3\rloss: 100%|##########| 3/3\n"
 

@@ -17,9 +17,9 @@ from launcher import size_limits
 from launcher.errors import UnavailableError
 from launcher.runs import event_files
 from launcher.runs import events as kinds
-from launcher.runs import output as printed
+from launcher.runs import output_files as printed
 from launcher.runs.directory import Run
-from launcher.runs.output import Part, Stream, file_names, lines_of, parts_of, read, start_of_last
+from launcher.runs.output_files import Part, Stream, file_names, lines_of, parts_of, read, start_of_last
 from tests.unit.faults import FileServer
 
 A, B = Path("/r/output-7.log"), Path("/r/output-8.log")
