@@ -40,7 +40,7 @@ from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunStatus, ea
 from launcher.monitoring.sweep_status import DAMAGED, LIVE, WAITING, counts, point_statuses
 from launcher.paths import SENDING, default_runs_dir
 from launcher.plan.plan import JobPlan
-from launcher.runs import live_index, lookup
+from launcher.runs import live_runs_index, lookup
 from launcher.runs.directory import TOKEN, Run, runs_dir_of, token_of
 from launcher.runs.history import RunHistory, read_history
 from launcher.runs.lease_and_locks import SUBMITTING, try_acquire
@@ -236,7 +236,7 @@ def remove(old: PruneCandidate, runs_dir: Path, before: float, states: Collectio
             each.rename(hidden)
     for each, _ in aside:
         for folder in {runs_dir, each.parent}:
-            live_index.remove(folder, each.name, done=True)
+            live_runs_index.remove(folder, each.name, done=True)
             for link in (folder / each.name, folder / "latest"):
                 if link.is_symlink() and not link.exists():
                     link.unlink(missing_ok=True)
@@ -424,7 +424,7 @@ def short_job(job_id: str) -> str:
 
 def run_of_job(job_id: str, runs_dir: Path) -> Run | None:
     """Returns the run whose newest job this is, in full or as `status` shows it; only of runs that may be live."""
-    live = live_index.possibly_live(runs_dir)
+    live = live_runs_index.possibly_live(runs_dir)
     runs = (Run((runs_dir / name).resolve()) for name in (lookup.names(runs_dir) if live is None else sorted(live)))
     jobs = ((run, read_history(run).job_id or "") for run in runs if run.recorded())
     return next((run for run, job in jobs if job_id in (job, short_job(job)) and job), None)

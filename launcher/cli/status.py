@@ -29,7 +29,7 @@ from launcher.formatting import brief, cut, format_time, one_line, raw
 from launcher.monitoring.run_status import DAMAGE, DamagedRun, JobMonitor, RunState, RunStatus, or_damaged
 from launcher.monitoring.sweep_status import DAMAGED, LIVE, WAITING, counts, done, not_begun, point_statuses, summary
 from launcher.paths import default_runs_dir
-from launcher.runs import live_index, lookup, sweep_directory
+from launcher.runs import live_runs_index, lookup, sweep_directory
 from launcher.runs.directory import Run
 from launcher.runs.events import Ended, Met, Progress, Resized, Restored, Started, last
 from launcher.runs.health import remarks
@@ -269,7 +269,7 @@ class Rows:
         # With an index of live runs: those in it, and the newest others; without: those that are not done by their own
         # records, and the newest others. Returns the number of all, too
         paths = newest(self._folder)
-        noted = live_index.possibly_live(self._folder)
+        noted = live_runs_index.possibly_live(self._folder)
         wanted: list[Run | Sweep] = []
         recent = others = 0
         runs = map(Run, map(Path, paths if noted is None else ()))
@@ -284,33 +284,33 @@ class Rows:
                 others += found is None  # another folder, such as MLflow's
         known = set(map(os.path.basename, paths))
         for name in noted - known if noted else ():
-            live_index.remove(self._folder, name)
+            live_runs_index.remove(self._folder, name)
         return wanted, len(paths) - others
 
     def _settle(self, rows: Mapping[Path, Row]) -> None:
-        noted = live_index.possibly_live(self._folder)
+        noted = live_runs_index.possibly_live(self._folder)
         base = self._folder.resolve()
         ours = {path.name: row for path, row in rows.items() if path.parent == base or (base / path.name).is_symlink()}
         if noted is None and not self._named:
-            live_index.rebuild(self._folder, [name for name, row in ours.items() if not row["over"]], self._done)
+            live_runs_index.rebuild(self._folder, [name for name, row in ours.items() if not row["over"]], self._done)
             return
         for name, row in ours.items():
             if not row["over"] and noted is not None and name not in noted:
-                live_index.add_to(self._folder, name)
+                live_runs_index.add_to(self._folder, name)
             elif row["over"] and noted and name in noted and row["settled"]:
-                live_index.remove(self._folder, name, done=row["state"] == RunState.DONE.value)
+                live_runs_index.remove(self._folder, name, done=row["state"] == RunState.DONE.value)
 
     def _sweep_row(self, sweep: Sweep) -> Row:
-        noted = live_index.possibly_live(self._folder)
+        noted = live_runs_index.possibly_live(self._folder)
         here = (self._folder / sweep.id).resolve() == sweep.path
         settled = here and noted is not None and sweep.id not in noted
-        number = live_index.read_counts(self._folder, sweep.id) if settled else None
+        number = live_runs_index.read_counts(self._folder, sweep.id) if settled else None
         over = number is not None  # they are written of a sweep that is over
         if number is None:
             number = counts(point_statuses(sweep, self._live))
             over = number.keys().isdisjoint({*LIVE, WAITING}) and not chooses_more(sweep)
             if settled and over:
-                live_index.write_counts(self._folder, sweep.id, number)
+                live_runs_index.write_counts(self._folder, sweep.id, number)
         # The time is read only if it is needed, since that takes a look at every point.
         return {**_row_of_sweep(sweep, number, over), "updated": None if self._since is None else _last_active(sweep)}
 
@@ -341,7 +341,7 @@ def _row_of(seen: RunStatus) -> Row:
         "updated": seen.history.moved or None,
         "directory": str(seen.run.path),
         "over": seen.state.over,
-        "settled": seen.state is RunState.DONE or now - seen.history.moved > live_index.SETTLED,
+        "settled": seen.state is RunState.DONE or now - seen.history.moved > live_runs_index.SETTLED,
     }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ It may import plan, failures, files and what is below them.
 - `history`: what happened to a run: its journal on the login node, and the attempts in its directory; how often the
   user's runs fail on a cluster, for the time between two saves
 - `lookup`: finds a run or sweep by its id, a prefix of it, `latest` or a path
-- `live_index`: index of the runs that may be live, so that `status` need not read all runs
+- `live_runs_index`: index of the runs that may be live, so that `status` need not read all runs
 - `output_files`: the output of a run's jobs and ranks: finds the files, follows them, shows rewritten lines once
 - `health`: what the events of a run tell of its nodes: their health, the bindings of ranks, and stacks
 - `user_checkpoints`: detects progress of a user's program by the times of its checkpoint files

@@ -67,7 +67,7 @@ from launcher.files.retried_reads import (
     unwrap,
 )
 from launcher.formatting import log_line
-from launcher.runs import event_files, live_index
+from launcher.runs import event_files, live_runs_index
 from launcher.runs.events import Bound, Event, Fault, Submitting
 
 FORMAT = 5  # version of the run directory's format; a launcher reads only its own
@@ -226,7 +226,7 @@ class Run(Struct):
     def journal(self, event: Event, *, sync: bool = True) -> None:
         """Appends an event to the submitter's journal; with `sync`, waits until it is on disk."""
         if isinstance(event, Submitting):
-            live_index.add(self.path.parent if self.is_point else self.path)
+            live_runs_index.add(self.path.parent if self.is_point else self.path)
         event_files.append(self.path / "journal.jsonl", event, sync=sync)
 
     def link(self, index: Path, *, latest: bool = True) -> None:
@@ -236,7 +236,7 @@ class Run(Struct):
                 safe_io.make_folder(folder)
                 if folder != self.path.parent:
                     _relink(folder / self.id, self.path)
-                    live_index.add_to(folder, self.id)
+                    live_runs_index.add_to(folder, self.id)
                 if latest:
                     _relink(folder / "latest", self.path)
 

@@ -41,7 +41,7 @@ from launcher.files import safe_io
 from launcher.files.json_types import as_json, from_json, misfit
 from launcher.files.retried_reads import exists, read_bytes, read_json, read_text, unwrap
 from launcher.formatting import long_size, ranges
-from launcher.runs import directory, event_files, events, live_index
+from launcher.runs import directory, event_files, events, live_runs_index
 from launcher.runs.directory import Run
 from launcher.runs.events import Event, Refused, Submitted, Submitting, every
 from launcher.units import parse_ranges
@@ -169,7 +169,7 @@ class Sweep(Struct):
     def journal(self, event: Event) -> None:
         """Appends an event to the submitter's journal, and waits until it is on disk."""
         if isinstance(event, Submitting):
-            live_index.add(self.path)
+            live_runs_index.add(self.path)
         event_files.append(self.path / "journal.jsonl", event, sync=True)
 
     def submitting(self, token: str, points: Sequence[int], *, by_hand: bool = False) -> None:
@@ -204,7 +204,7 @@ class Sweep(Struct):
 
     def request_local(self, points: Sequence[int], *, restart: bool) -> None:
         """Adds a request to run points on this machine. restart: whether points that have run before are run again."""
-        live_index.add(self.path)
+        live_runs_index.add(self.path)
         since = time.time() if restart else 0.0
         safe_io.append(self.path / "points", f"{since} {ranges(points)}\n")
 

@@ -26,7 +26,7 @@ from launcher.fast_dataclasses import Struct
 from launcher.formatting import clean
 from launcher.paths import default_runs_dir
 from launcher.plan.plan import JobPlan, keys_of
-from launcher.runs import events, live_index
+from launcher.runs import events, live_runs_index
 from launcher.runs.directory import Run, chain_tokens
 from launcher.runs.events import Submitting, every
 from launcher.runs.history import journal_events, process_of, read_history
@@ -140,7 +140,7 @@ def tried(run: Run, token: str) -> bool:
 def remove(run: Run) -> None:
     """Removes the directory of a run, or of a sweep, that was not submitted after all."""
     shutil.rmtree(run.path, ignore_errors=True)
-    live_index.discard(run.path)
+    live_runs_index.discard(run.path)
     run.unlink(default_runs_dir())
 
 

@@ -29,7 +29,7 @@ from launcher.monitoring.run_status import JobMonitor, RunState, queries, status
 from launcher.monitoring.sweep_status import LiveArray, live_jobs, live_pilots, point_statuses, throttle_each
 from launcher.paths import default_runs_dir, own_module
 from launcher.plan.plan import JobPlan
-from launcher.runs import event_files, events, live_index
+from launcher.runs import event_files, events, live_runs_index
 from launcher.runs.directory import Run, token_of
 from launcher.runs.events import ManagerEnded, ManagerIdle, Submitted, every
 from launcher.runs.history import journal_events, read_history
@@ -415,7 +415,7 @@ def submit_pilots(sweep: Sweep, points: Sequence[int], *, by_hand: bool = False)
     One that failed or was stopped is submitted again; one that is done keeps its number, and a new one gets the next.
     points: numbers of points that were made, if any.
     """
-    live_index.add(sweep.path)
+    live_runs_index.add(sweep.path)
     packing = sweep.manifest().packing
     assert packing is not None, "the sweep is packed"
     Claims.create(sweep.path)

@@ -22,7 +22,7 @@ from launcher.cli import sweep as sweep_command
 from launcher.cli.status import _row_of_sweep
 from launcher.errors import LauncherError
 from launcher.monitoring.sweep_status import PointStatus
-from launcher.runs import live_index
+from launcher.runs import live_runs_index
 from launcher.runs.directory import Run
 from launcher.runs.point_claims import EntryKind
 from launcher.runs.sweep_directory import Point, Sweep, SweepManifest
@@ -209,17 +209,17 @@ def test_a_search_that_may_choose_more_points_is_not_over(call: Call, tmp_path: 
     runs = tmp_path / "runs"
     sweep = make_search(runs, 2, points=2)
     call("status")  # makes the index
-    assert live_index.possibly_live(runs) == set()
+    assert live_runs_index.possibly_live(runs) == set()
     allow_points(sweep, 4)
-    live_index.add(sweep.path)
+    live_runs_index.add(sweep.path)
     os.utime(runs / ".live" / sweep.id, (0, 0))
     for _ in range(2):
         assert json.loads(call("status --json").out)[0]["state"] == "2/2 done"
-        assert live_index.possibly_live(runs) == {sweep.id}
+        assert live_runs_index.possibly_live(runs) == {sweep.id}
     for point in (2, 3):
         choose(sweep, point, EntryKind.DONE if point == 2 else EntryKind.FATAL)
     assert json.loads(call("status --failed --json").out)[0]["state"] == "3/4 done, 1 failed"
-    assert live_index.possibly_live(runs) == set()
+    assert live_runs_index.possibly_live(runs) == set()
 
 
 def test_a_search_that_was_cancelled_is_over(call: Call, tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_search_that_was_cancelled_is_over(call: Call, tmp_path: Path) -> None
     call("sweep cancel search-1")
     assert not chooses_more(sweep)  # a pilot would end at once
     call("status")
-    assert live_index.possibly_live(sweep.path.parent) == set()
+    assert live_runs_index.possibly_live(sweep.path.parent) == set()
 
 
 def test_no_sweeps(call: Call, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from launcher.files.folder_checks import Folder, User, problem, replaceable, why
 from launcher.monitoring.run_status import JobMonitor
 from launcher.processes import Process
 from launcher.runs import events as kinds
-from launcher.runs import live_index
+from launcher.runs import live_runs_index
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers import functions as functions_executor
@@ -252,10 +252,10 @@ def test_an_index_that_is_a_link_has_nothing_made_or_removed_elsewhere(tmp_path:
     os.utime(home / "thesis", (0, 0))
     shared = tmp_path / "shared"
     strangers(shared)
-    (shared / live_index.FOLDER).symlink_to(home)
+    (shared / live_runs_index.FOLDER).symlink_to(home)
     for _ in range(3):
         Rows([], shared, False).look()
-        live_index.add_to(shared, "new")
+        live_runs_index.add_to(shared, "new")
     assert {path.name for path in home.iterdir()} == {"thesis"}
 
 

@@ -24,7 +24,7 @@ from launcher.job import requeue
 from launcher.job import wait_for_others as gate
 from launcher.job.requeue import What
 from launcher.monitoring.sweep_status import point_statuses
-from launcher.runs import directory, lease_and_locks, live_index, user_checkpoints
+from launcher.runs import directory, lease_and_locks, live_runs_index, user_checkpoints
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run, report_start_failure
 from launcher.runs.events import Stopped
@@ -120,7 +120,7 @@ def test_a_run_that_cannot_be_read_is_unknown_and_the_others_are_shown(
     assert {name: row["state"] for name, row in rows.items()} == {"run": "unknown", "other": "running"}
     assert "cannot be read now" in rows["run"]["cause"]
     assert not rows["run"]["over"]
-    assert "run" in (live_index.possibly_live(tmp_path) or ())
+    assert "run" in (live_runs_index.possibly_live(tmp_path) or ())
     server.recover()
     assert {row["state"] for row in Rows([], tmp_path, everything=False).look().rows} == {"running"}
 
@@ -130,7 +130,7 @@ def test_a_run_whose_folder_cannot_be_looked_at_stays_in_the_index(tmp_path: Pat
     assert Rows([], tmp_path, everything=False).look().rows[0]["state"] == "running"
     server.fail(tmp_path / "run")
     assert [row["state"] for row in Rows([], tmp_path, everything=False).look().rows] == ["unknown"]
-    assert live_index.possibly_live(tmp_path) == {"run"}
+    assert live_runs_index.possibly_live(tmp_path) == {"run"}
     assert [run.id for run in all_runs(tmp_path)] == ["run"]
 
 

@@ -14,7 +14,7 @@ import pytest
 from launcher.cli import status
 from launcher.cli.status import RECENT, Rows
 from launcher.errors import DONE
-from launcher.runs import event_files, live_index
+from launcher.runs import event_files, live_runs_index
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.schedulers.base import JobState, SchedulerJob
@@ -22,7 +22,7 @@ from launcher.schedulers.slurm.client import Slurm
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import end, make_sweep
 
-LONG_AGO = time.time() - 10 * live_index.SETTLED
+LONG_AGO = time.time() - 10 * live_runs_index.SETTLED
 
 
 @pytest.fixture(autouse=True)
@@ -56,12 +56,12 @@ def shown(folder: Path, *names: str, everything: bool = False) -> dict[str, str]
 
 
 def noted(folder: Path) -> set[str] | None:
-    return live_index.possibly_live(folder)
+    return live_runs_index.possibly_live(folder)
 
 
-def age(folder: Path, seconds: float = 2 * live_index.SETTLED) -> None:
+def age(folder: Path, seconds: float = 2 * live_runs_index.SETTLED) -> None:
     """All runs were handed over some time ago."""
-    for file in (folder / live_index.FOLDER).iterdir():
+    for file in (folder / live_runs_index.FOLDER).iterdir():
         with contextlib.suppress(FileNotFoundError):  # somebody removes it at this moment
             os.utime(file, (time.time() - seconds,) * 2)
 
@@ -77,15 +77,15 @@ def test_a_run_is_noted_when_it_is_handed_over_and_removed_when_it_was_seen_done
     assert noted(tmp_path) == set()
 
 
-@pytest.mark.parametrize(("handed_over", "kept"), [(0.0, True), (2 * live_index.SETTLED, False)])
+@pytest.mark.parametrize(("handed_over", "kept"), [(0.0, True), (2 * live_runs_index.SETTLED, False)])
 def test_a_run_that_failed_keeps_its_file_while_it_may_just_be_resumed(
     tmp_path: Path, handed_over: float, kept: bool
 ) -> None:
     make(tmp_path, "a", code=1)
     shown(tmp_path)
-    live_index.add(tmp_path / "a")
+    live_runs_index.add(tmp_path / "a")
     age(tmp_path, handed_over)
-    (tmp_path / live_index.FOLDER / live_index.WHOLE).touch()
+    (tmp_path / live_runs_index.FOLDER / live_runs_index.WHOLE).touch()
     assert shown(tmp_path) == {"a": "failed"}
     assert noted(tmp_path) == ({"a"} if kept else set())
 
@@ -139,11 +139,11 @@ def test_an_index_that_was_deleted_is_made_again(tmp_path: Path, lost: str) -> N
         make(tmp_path, f"new-{number:02}", code=0)
     make(tmp_path, "failed", code=1)
     assert shown(tmp_path)["live"] == "running"
-    index = tmp_path / live_index.FOLDER
+    index = tmp_path / live_runs_index.FOLDER
     if lost == "folder":
         shutil.rmtree(index)
     elif lost == "mark":
-        (index / live_index.WHOLE).unlink()
+        (index / live_runs_index.WHOLE).unlink()
     else:
         (index / "live").unlink()
         assert shown(tmp_path, "live") == {"live": "running"}  # whoever sees it live notes it
@@ -155,7 +155,7 @@ def test_runs_that_are_older_than_the_index_are_found(tmp_path: Path) -> None:
     make(tmp_path, "live")
     for number in range(2 * RECENT):
         make(tmp_path, f"done-{number:02}", code=0)
-    shutil.rmtree(tmp_path / live_index.FOLDER)
+    shutil.rmtree(tmp_path / live_runs_index.FOLDER)
     assert shown(tmp_path)["live"] == "running"
     assert noted(tmp_path) == {"live"}
 
@@ -164,8 +164,8 @@ def test_where_nothing_can_be_written_all_is_read(tmp_path: Path, monkeypatch: p
     make(tmp_path, "live")
     for number in range(2 * RECENT):
         make(tmp_path, f"done-{number:02}", code=0)
-    shutil.rmtree(tmp_path / live_index.FOLDER)
-    (tmp_path / live_index.FOLDER).touch()
+    shutil.rmtree(tmp_path / live_runs_index.FOLDER)
+    (tmp_path / live_runs_index.FOLDER).touch()
     for _ in range(2):
         states = shown(tmp_path)
         assert (states["live"], len(states)) == ("running", RECENT + 1)
@@ -194,7 +194,7 @@ def test_points_of_a_sweep_that_is_over_are_counted_once(tmp_path: Path) -> None
     script = sweep.run(2).path / "attempts/0/events/script.jsonl"
     script.write_text(script.read_text().replace('"code": 0', '"code": 1'))
     assert shown(tmp_path) == {"lr-1": "3/3 done"}
-    counts = tmp_path / live_index.FOLDER / ".lr-1.counts"
+    counts = tmp_path / live_runs_index.FOLDER / ".lr-1.counts"
     counts.write_text('{"done"')
     assert shown(tmp_path) == {"lr-1": "2/3 done"}
     script.unlink()
@@ -211,7 +211,7 @@ def test_a_look_at_a_sweep_that_is_over_keeps_its_place_in_the_list(tmp_path: Pa
     changed = sweep.path.stat().st_ctime_ns
     for _ in range(3):  # settled, counted, not counted any more
         shown(tmp_path)
-    assert (tmp_path / live_index.FOLDER / ".lr-1.counts").exists()
+    assert (tmp_path / live_runs_index.FOLDER / ".lr-1.counts").exists()
     assert sweep.path.stat().st_ctime_ns == changed
 
 
@@ -225,7 +225,7 @@ def test_a_run_kept_elsewhere_is_noted_where_commands_look_for_it(
     for folder in (index, tmp_path / "elsewhere"):
         assert (shown(folder), noted(folder)) == ({"a": "running"}, {"a"})
     for folder in (index, tmp_path / "elsewhere"):
-        live_index.remove(folder, "a", done=True)
+        live_runs_index.remove(folder, "a", done=True)
     run.journal(kinds.Submitting(token="again"))
     assert noted(index) == noted(tmp_path / "elsewhere") == {"a"}
 
@@ -233,14 +233,14 @@ def test_a_run_kept_elsewhere_is_noted_where_commands_look_for_it(
 def test_what_was_refused_leaves_nothing(tmp_path: Path) -> None:
     run = make(tmp_path, "a")
     shutil.rmtree(run.path)
-    live_index.discard(run.path)
+    live_runs_index.discard(run.path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_noted_and_not_there_is_removed(tmp_path: Path) -> None:
     make(tmp_path, "a")
     shown(tmp_path)
-    live_index.add_to(tmp_path, "gone")
+    live_runs_index.add_to(tmp_path, "gone")
     age(tmp_path)
     assert (shown(tmp_path), noted(tmp_path)) == ({"a": "running"}, {"a"})
 
@@ -252,12 +252,12 @@ def test_handing_over_and_removing_at_once_never_loses_a_run(tmp_path: Path) -> 
 
     def removes(place: int) -> None:
         while not stop.is_set():
-            live_index.remove(tmp_path, "a")
+            live_runs_index.remove(tmp_path, "a")
             removed[place] += 1
 
     def hands_over() -> None:
         age(tmp_path)
-        live_index.add(tmp_path / "a")
+        live_runs_index.add(tmp_path / "a")
         if not is_there():
             lost.append(1)
 
@@ -265,7 +265,7 @@ def test_handing_over_and_removing_at_once_never_loses_a_run(tmp_path: Path) -> 
         """Who looks at the time of the file puts it aside, and back: it is seen before the others have looked often."""
         before = list(removed)
         while any(now < then + 1000 for now, then in zip(removed, before, strict=True)):
-            if (tmp_path / live_index.FOLDER / "a").exists():
+            if (tmp_path / live_runs_index.FOLDER / "a").exists():
                 return True
         return False
 
@@ -278,7 +278,7 @@ def test_handing_over_and_removing_at_once_never_loses_a_run(tmp_path: Path) -> 
     for each in others:
         each.join()
     assert not lost
-    assert "a" in os.listdir(tmp_path / live_index.FOLDER)  # noqa: PTH208
+    assert "a" in os.listdir(tmp_path / live_runs_index.FOLDER)  # noqa: PTH208
 
 
 def test_a_row_has_the_same_keys_whatever_it_tells_of(tmp_path: Path) -> None:
