@@ -15,8 +15,8 @@ from omegaconf import DictConfig
 
 from launcher.cli.output import confirm, print_commands, print_under, program
 from launcher.cli.wait import follow_sweep
+from launcher.config.compose_points import of_multirun, space_of
 from launcher.config.errors import in_our_words
-from launcher.config.points import of_multirun, space_of
 from launcher.config.schema import Config
 from launcher.config.search_space import size
 from launcher.errors import FAILED, ConfigError, LauncherError

@@ -8,7 +8,7 @@ number of nodes of an allocation) is passed as an argument.
 - `keys`: lists all keys with type, default and meaning, for help, completion and near matches
 - `compose`: composes the config of one run from its overrides; what is registered with Hydra (the schema, the resolvers
   (`${launcher.runs_dir:}`), how YAML is read)
-- `points`: composes the configs of a sweep's points, most of them without Hydra; parses `lr=interval(...)`
+- `compose_points`: composes the configs of a sweep's points, most of them without Hydra; parses `lr=interval(...)`
 - `errors`: the error texts for overrides and files that Hydra refuses
 - `overrides`: quotes values for Hydra's override syntax
 - `profiles`: finds and saves profiles of clusters, ours and the user's

@@ -57,7 +57,7 @@ def require_none(interpolated: Mapping[str, str], patterns: Sequence[str]) -> No
 
 # -- Composes the config of a run from overrides with Hydra, and converts it to the schema's dataclasses
 #
-# `register` must be called first. points.py composes the many points of a sweep.
+# `register` must be called first. compose_points.py composes the many points of a sweep.
 
 
 FOR_HYDRA = re.compile(r"-|[+~]*hydra[./=]")  # arguments that are flags, or settings of Hydra

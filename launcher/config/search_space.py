@@ -1,4 +1,4 @@
-"""The search methods of a sweep, and the dimensions of a search. `points.space_of` parses them from overrides."""
+"""The search methods of a sweep, and the dimensions of a search, which `compose_points.space_of` parses."""
 
 from __future__ import annotations
 

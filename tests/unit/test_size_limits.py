@@ -26,7 +26,7 @@ from launcher.checkpoint import Checkpointer, state
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.format import Damaged
 from launcher.cli import ssh_serve
-from launcher.config.points import space_of
+from launcher.config.compose_points import space_of
 from launcher.environment.repository import SENT, Tree, digest_of, listed, sent_tree
 from launcher.errors import ConfigError, RunError
 from launcher.files import safe_io

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.config.points import space_of
+from launcher.config.compose_points import space_of
 from launcher.config.search_space import Dimension, combination, index_of, size
 from launcher.errors import ConfigError
 

@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 from launcher import redaction
 from launcher.cli.submit import show
 from launcher.config import compose
-from launcher.config.points import Composer
+from launcher.config.compose_points import Composer
 from launcher.config.schema import Env, Pool
 from launcher.environment import secrets
 from launcher.errors import ConfigError, SubmissionError

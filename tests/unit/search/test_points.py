@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.config.points import space_of
+from launcher.config.compose_points import space_of
 from launcher.config.search_space import Goal, Method
 from launcher.plan.plan import as_dict
 from launcher.runs import event_files

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from launcher.config import search_space
-from launcher.config.points import space_of
+from launcher.config.compose_points import space_of
 from launcher.config.search_space import Dimension, Goal, Method
 from launcher.errors import RunError, UnavailableError
 from launcher.files import safe_io

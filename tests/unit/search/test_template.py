@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.config.points import space_of
+from launcher.config.compose_points import space_of
 from launcher.config.search_space import combination, overrides, size
 from launcher.errors import ConfigError
 from launcher.search.points import record_of, template_of

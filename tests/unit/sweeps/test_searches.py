@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.config.points import space_of
+from launcher.config.compose_points import space_of
 from launcher.config.schema import Asha, BestIs, Config, SearchBudget, Sweep
 from launcher.config.search_space import Goal, Method
 from launcher.errors import ConfigError

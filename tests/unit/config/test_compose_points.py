@@ -17,8 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.config.compose import Composed, typed
+from launcher.config.compose_points import Composer, affected
 from launcher.config.errors import explain
-from launcher.config.points import Composer, affected
 from launcher.errors import LauncherError
 from launcher.paths import resource
 from launcher.submission import resume
