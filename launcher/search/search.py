@@ -54,7 +54,6 @@ from launcher.runs.sweep_directory import (
     TrialState,
     journal_entries,
 )
-from launcher.search.points import record_of
 from launcher.search.progress import (
     PointReports,
     budget_spent,
@@ -64,6 +63,7 @@ from launcher.search.progress import (
     seconds_of,
     value_of,
 )
+from launcher.search.record_template import record_of
 
 
 class JournalBackend(BaseJournalBackend):
