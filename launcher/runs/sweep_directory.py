@@ -7,7 +7,7 @@
       arrays/TOKEN.sh       the array's job script; the output files of its elements are beside it, points link to them
       arrays/TOKEN.environment.sh   on PBS: the submitter's environment that the array's jobs inherit
       code/                 with env.snapshot: the code that the points execute
-      points                requests to run points on this machine (launcher/sweeps/local_points.py)
+      points                requests to run points on this machine (launcher/sweeps/local_runner.py)
       claims/, managers/    of a packed sweep: which pilot runs which point (launcher/runs/point_claims.py)
       search/               of a search:
         settings.json       what is searched, and how; written by the submitter

@@ -6,5 +6,5 @@ It may import submission, monitoring and what is below them.
   pilots; what stands for all points of a search
 - `submit`: submits a sweep: one job array where points ask for the same job, jobs of their own, pilots, or a search
 - `control`: cancels, reruns and throttles the points of a submitted sweep
-- `local_points`: background process that runs points on this machine, a few at a time
+- `local_runner`: background process that runs points on this machine, a few at a time
 """

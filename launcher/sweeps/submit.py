@@ -401,7 +401,7 @@ def start_local_runner(sweep: Sweep) -> None:
     output = os.open(sweep.path / "points.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(output, "wb") as log:
         subprocess.Popen(
-            [sys.executable, *own_module("launcher.sweeps.local_points"), str(sweep.path)],
+            [sys.executable, *own_module("launcher.sweeps.local_runner"), str(sweep.path)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
 

@@ -190,7 +190,7 @@ def _runners(sweep: Sweep) -> list[int]:
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
                 words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                if words[1:5] == [*own_module("launcher.sweeps.local_points"), str(sweep.path)]:
+                if words[1:5] == [*own_module("launcher.sweeps.local_runner"), str(sweep.path)]:
                     found.append(int(entry.name))
     return found
 

@@ -36,7 +36,7 @@ from launcher.schedulers.base import JobState, QueryError, QueryTimeout, Schedul
 from launcher.schedulers.executor import JobWatcher, RunExecutor
 from launcher.schedulers.slurm.client import Slurm
 from launcher.submission import dependencies, render
-from launcher.sweeps import local_points
+from launcher.sweeps import local_runner
 from launcher.sweeps.control import points_to_restart
 from launcher.worker import user_script
 from tests.unit.faults import FOR_EVER, FileServer
@@ -299,10 +299,10 @@ def test_points_are_started_when_their_sweep_can_be_read_and_not_if_they_were_ca
         started.append(int(run.path.name))
         run.journal(kinds.ProcessStarted(pid=1, start=0, host="node1"))
 
-    monkeypatch.setattr(local_points, "start", start)
-    monkeypatch.setattr(local_points.time, "sleep", lambda _: server.recover())
+    monkeypatch.setattr(local_runner, "start", start)
+    monkeypatch.setattr(local_runner.time, "sleep", lambda _: server.recover())
     server.fail(part)
-    assert local_points.main(str(sweep.path)) == 0
+    assert local_runner.main(str(sweep.path)) == 0
     assert started == [1]
 
 

@@ -20,7 +20,7 @@ from launcher.runs import lease_and_locks as locks
 from launcher.runs.directory import Run
 from launcher.runs.history import journal_events
 from launcher.runs.sweep_directory import Sweep
-from launcher.sweeps import local_points
+from launcher.sweeps import local_runner
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import make_sweep
 
@@ -53,8 +53,8 @@ class Starts:
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
     starts = Starts()
-    monkeypatch.setattr(local_points, "start", starts)
-    monkeypatch.setattr(local_points, "POLL_INTERVAL", 0.01)
+    monkeypatch.setattr(local_runner, "start", starts)
+    monkeypatch.setattr(local_runner, "POLL_INTERVAL", 0.01)
     yield starts
     starts.end()
 
@@ -70,10 +70,10 @@ def test_all_points_are_started_once_and_so_many_at_a_time(
 ) -> None:
     sweep = a_sweep(tmp_path, parallelism=parallelism)
     sweep.request_local([2, 0, 1, 3], restart=False)
-    assert local_points.main(str(sweep.path)) == 0
+    assert local_runner.main(str(sweep.path)) == 0
     assert starts.started == [2, 0, 1, 3]
     assert 1 <= starts.most <= most
-    assert local_points.main(str(sweep.path)) == 0
+    assert local_runner.main(str(sweep.path)) == 0
     assert len(starts.started) == 4
 
 
@@ -81,7 +81,7 @@ def test_all_points_are_started_once_and_so_many_at_a_time(
 def test_one_point_alone_is_started(tmp_path: Path, starts: Starts, index: int) -> None:
     sweep = a_sweep(tmp_path)
     sweep.request_local([index], restart=False)
-    local_points.main(str(sweep.path))
+    local_runner.main(str(sweep.path))
     assert starts.started == [index]
 
 
@@ -91,7 +91,7 @@ def test_a_point_that_cannot_be_started_is_told_and_left(
     sweep = a_sweep(tmp_path)
     starts.refuse = {1}
     sweep.request_local([0, 1, 2], restart=False)
-    assert local_points.main(str(sweep.path)) == 0
+    assert local_runner.main(str(sweep.path)) == 0
     assert starts.started == [0, 2]
     assert capsys.readouterr().err == "point 1: no record\n"
 
@@ -106,10 +106,10 @@ def test_each_outage_of_the_file_server_is_waited_for(tmp_path: Path, monkeypatc
             raise UnavailableError("no answer")
         run.journal(kinds.ProcessStarted(pid=1, start=0, host="elsewhere"))
 
-    monkeypatch.setattr(local_points, "start", start)
-    monkeypatch.setattr(local_points, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
+    monkeypatch.setattr(local_runner, "start", start)
+    monkeypatch.setattr(local_runner, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
     sweep.request_local(range(30), restart=False)
-    assert local_points.main(str(sweep.path)) == 0
+    assert local_runner.main(str(sweep.path)) == 0
     assert not unreadable
 
 
@@ -117,17 +117,17 @@ def test_the_work_grows_as_the_points_do(tmp_path: Path, monkeypatch: pytest.Mon
     def start(run: Run, *_: Any, resumed: bool) -> None:
         run.journal(kinds.ProcessStarted(pid=1, start=0, host="elsewhere"))  # it ends at once
 
-    monkeypatch.setattr(local_points, "start", start)
-    monkeypatch.setattr(local_points.time, "sleep", lambda _: None)
+    monkeypatch.setattr(local_runner, "start", start)
+    monkeypatch.setattr(local_runner.time, "sleep", lambda _: None)
     work = []
     for count in (10, 100):
         sweep = a_sweep(tmp_path / str(count), count, parallelism=2)
         sweep.request_local(range(count), restart=False)
         reads: list[Path] = []
         monkeypatch.setattr(
-            local_points, "journal_events", lambda run, reads=reads: reads.append(run.path) or journal_events(run)
+            local_runner, "journal_events", lambda run, reads=reads: reads.append(run.path) or journal_events(run)
         )
-        assert local_points.main(str(sweep.path)) == 0
+        assert local_runner.main(str(sweep.path)) == 0
         work.append(len(reads))
     assert work[1] <= 15 * work[0]
 
@@ -135,12 +135,12 @@ def test_the_work_grows_as_the_points_do(tmp_path: Path, monkeypatch: pytest.Mon
 def test_points_are_started_again_if_that_is_wanted(tmp_path: Path, starts: Starts) -> None:
     sweep = a_sweep(tmp_path)
     sweep.request_local([0, 1], restart=False)
-    local_points.main(str(sweep.path))
+    local_runner.main(str(sweep.path))
     sweep.request_local([0, 1], restart=False)
-    local_points.main(str(sweep.path))
+    local_runner.main(str(sweep.path))
     assert starts.started == [0, 1]
     sweep.request_local([1], restart=True)
-    local_points.main(str(sweep.path))
+    local_runner.main(str(sweep.path))
     assert starts.started == [0, 1, 1]
 
 
@@ -148,7 +148,7 @@ def test_a_cancelled_sweep_starts_none(tmp_path: Path, starts: Starts) -> None:
     sweep = a_sweep(tmp_path)
     sweep.request_local([0, 1], restart=False)
     sweep.mark_cancelled(True)
-    local_points.main(str(sweep.path))
+    local_runner.main(str(sweep.path))
     assert starts.started == []
 
 
@@ -157,16 +157,16 @@ def test_of_several_processes_one_works(tmp_path: Path, starts: Starts) -> None:
     sweep.request_local([0], restart=False)
     holder = os.fork()
     if holder == 0:
-        with locks.acquire(sweep.path / local_points.LOCK):
+        with locks.acquire(sweep.path / local_runner.LOCK):
             (sweep.path / "held").touch()
             while not (sweep.path / "go").exists():
                 time.sleep(0.01)
         os._exit(0)
     while not (sweep.path / "held").exists():
         time.sleep(0.01)
-    assert local_points.main(str(sweep.path)) == 0
+    assert local_runner.main(str(sweep.path)) == 0
     assert starts.started == []
     (sweep.path / "go").touch()
     os.waitpid(holder, 0)
-    local_points.main(str(sweep.path))
+    local_runner.main(str(sweep.path))
     assert starts.started == [0]

@@ -1,4 +1,4 @@
-"""Runs points of a sweep on this machine, a few at a time: `python -m launcher.sweeps.local_points SWEEP`.
+"""Runs points of a sweep on this machine, a few at a time: `python -m launcher.sweeps.local_runner SWEEP`.
 
 A command that requests points appends a line to the sweep's file `points` (`Sweep.request_local`) and starts this
 process in the background. If several such processes are started, one works and the others exit. All state is on disk:
