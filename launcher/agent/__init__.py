@@ -19,5 +19,6 @@ ranks of the node, but by none of the modules in which ranks are started, watche
   timeouts for it
 - `policy`: decisions of agents, without I/O: what failed first, whether ranks restart; how a round or an attempt of an
   agent ends, and what it reports of a failure
-- `rank_progress`: what an agent knows of its ranks: progress, memory; what it writes of it as events
+- `rank_watch`: what an agent sees of its ranks from outside: their steps, silence, memory and use of GPUs; what it
+  writes of it as events
 """

@@ -21,7 +21,7 @@ from launcher.agent.failure_detector import limits_of
 from launcher.agent.leader_connection import AskedToStop, AttemptOver, LeaderConnection, NobodyLeads, Overtaken, Signals
 from launcher.agent.policy import AttemptFailed, Done, History, NextRound, RoundEnd, RoundFailure, fault_of_end
 from launcher.agent.preflight import Preflight
-from launcher.agent.rank_progress import AgentContext, GpuWatch
+from launcher.agent.rank_watch import AgentContext, GpuWatch
 from launcher.agent.supervisor import Supervisor
 from launcher.agent.workers import Fresh, StartError, WorkerGroup, preload
 from launcher.attach import RequestHandler

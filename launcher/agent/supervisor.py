@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher import errors
-from launcher.agent import policy, rank_progress
+from launcher.agent import policy, rank_watch
 from launcher.agent.leader_connection import LeaderConnection
 from launcher.agent.policy import History, RoundEnd, RoundFailure, RoundVerdict, describe, judge, may_be_cut_off
-from launcher.agent.rank_progress import AgentContext, RankStatus
+from launcher.agent.rank_watch import AgentContext, RankStatus
 from launcher.agent.workers import LeftOver, WorkerExit, WorkerGroup
 from launcher.attach import GONE
 from launcher.failures import messages
@@ -90,7 +90,7 @@ class Supervisor:
         self._terminated = False
         self._left_first = False  # a rank exited to resume later, and the other ranks were ended because of that
         self._more_output = False  # whether ranks have printed more than the last turn has copied
-        self._memory = rank_progress.MemoryWatch()
+        self._memory = rank_watch.MemoryWatch()
         self._stops = AgentSide(self._first_rank)
 
     def run(self) -> policy.Done | policy.NextRound:

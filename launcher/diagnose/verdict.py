@@ -106,7 +106,7 @@ class Evidence:
     preempted: bool = False  # whether the scheduler was preempting the job when it stopped
     gpus: int | None = 0  # GPUs on each node that the run asked for; None: it was resumed since, with others maybe
     # bytes of memory (`used`, `peak`, `largest`, `limit`) and numbers of killed processes (`kills`, `host_kills`), as
-    # in `launcher.agent.rank_progress`; `used` and `limit` are from the scheduler
+    # in `launcher.agent.rank_watch`; `used` and `limit` are from the scheduler
     memory: Mapping[str, int] = field(default_factory=dict)
 
     @property

@@ -321,7 +321,7 @@ class Fault(Event, kind="fault"):
     seconds: float | None = None
     step: int | None = None  # that the run had done; -1: none
     traceback: str | None = None
-    memory: Mapping[str, int] | None = None  # bytes used and allowed, number of kills; `agent.rank_progress`
+    memory: Mapping[str, int] | None = None  # bytes used and allowed, number of kills; see `agent.rank_watch`
     ends_with: int | None = None  # the attempt's exit code; None: the fault does not end it
 
 

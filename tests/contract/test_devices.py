@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher import errors
-from launcher.agent.rank_progress import GPU_SECONDS_AT_LEAST
+from launcher.agent.rank_watch import GPU_SECONDS_AT_LEAST
 from tests.launch import ROOT, Launcher
 from tests.markers import ci
 

@@ -22,7 +22,7 @@ from launcher.agent.attempt import Binder
 from launcher.agent.policy import History, NextRound
 from launcher.agent.preflight import Preflight, PreflightVerdict
 from launcher.agent.preflight_checks import CheckLevel, NodeCheck
-from launcher.agent.rank_progress import GPU_SECONDS, GpuWatch
+from launcher.agent.rank_watch import GPU_SECONDS, GpuWatch
 from launcher.binding.hardware import Gpu, Nic
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.format import CheckpointError

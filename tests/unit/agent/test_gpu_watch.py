@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent import rank_progress
-from launcher.agent.rank_progress import GPU_SECONDS, GPU_SECONDS_AT_LEAST, GpuWatch, gpu_is_open
+from launcher.agent import rank_watch
+from launcher.agent.rank_watch import GPU_SECONDS, GPU_SECONDS_AT_LEAST, GpuWatch, gpu_is_open
 from launcher.runs import event_files
 from launcher.runs.events import Event, GpusUnused
 from launcher.runs.health import remarks, unused_gpus
@@ -93,7 +93,7 @@ def test_what_was_reported_is_withdrawn_when_a_gpu_is_opened_later() -> None:
 def test_the_files_of_all_processes_below_this_one_are_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_progress, "DEVICES", (str(tmp_path / "renderD"),))
+    monkeypatch.setattr(rank_watch, "DEVICES", (str(tmp_path / "renderD"),))
     assert gpu_is_open() is False
     with open(tmp_path / "renderD128", "w") as device:  # of this process itself it does not count
         assert gpu_is_open() is False

@@ -18,7 +18,7 @@ from launcher.agent.failure_detector import STACKS, RoundLimits
 from launcher.agent.leader import Coordinator
 from launcher.agent.leader_connection import Signals
 from launcher.agent.policy import AttemptFailed, Done, History, NextRound
-from launcher.agent.rank_progress import AgentContext
+from launcher.agent.rank_watch import AgentContext
 from launcher.agent.supervisor import ALONE, DECIDED, DIES, LATE, TICK, Supervisor
 from launcher.agent.workers import WorkerExit
 from launcher.attach import RequestHandler

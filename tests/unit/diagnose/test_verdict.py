@@ -759,7 +759,7 @@ def test_what_the_users_own_code_has_saved_counts(tmp_path: Path, kind: str, fil
 
 
 def test_memory_of_a_cgroup_is_read(tmp_path: Path) -> None:
-    from launcher.agent import rank_progress
+    from launcher.agent import rank_watch
 
     def write(path: str, text: str) -> None:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -771,7 +771,7 @@ def test_memory_of_a_cgroup_is_read(tmp_path: Path) -> None:
     write("sys/fs/cgroup/slurm/job_5/step_0/memory.events", "low 0\noom 1\noom_kill 1\n")
     write("sys/fs/cgroup/slurm/job_5/memory.max", f"{GIB}\n")
     write("sys/fs/cgroup/slurm/job_5/memory.peak", "1000\n")
-    watch = rank_progress.MemoryWatch(tmp_path)
+    watch = rank_watch.MemoryWatch(tmp_path)
     assert {name: value for name, value in watch.read().items() if name != "largest"} == {"limit": GIB, "peak": 1000}
     write("sys/fs/cgroup/slurm/job_5/step_0/memory.events", "low 0\noom 2\noom_kill 2\n")
     write("proc/vmstat", "oom_kill 4\n")

@@ -1,4 +1,4 @@
-"""What an agent knows of its ranks: progress, memory; what it writes of it as events."""
+"""What an agent sees of its ranks from outside: steps, silence, memory, GPUs; what it writes of it as events."""
 
 from __future__ import annotations
 
