@@ -29,7 +29,7 @@ from launcher.agent.leader_connection import LeaderConnection, Signals
 from launcher.rendezvous.rounds import Member
 from launcher.rendezvous.signed_channel import Hub
 from launcher.runs.events import Place
-from launcher.worker.hangs import Blamed
+from launcher.worker.hang_diagnosis import Blamed
 
 AGENTS, CLIENTS, PROCESSES = 1024, 64, 2
 HEARTBEAT = 30.0  # timeout of heartbeats, in seconds

@@ -45,7 +45,7 @@ from launcher.rendezvous.rounds import address_of, free_ports, listen
 from launcher.rendezvous.signed_channel import Channel, ChannelError, Hub, Message
 from launcher.runs import directory, event_files, events
 from launcher.runs.events import AttachRequest
-from launcher.worker.hangs import Stacks
+from launcher.worker.hang_diagnosis import Stacks
 
 CLIENT_TIMEOUT = 60.0  # seconds in which a client has to connect and authenticate
 CLOSE_TIMEOUT = 5.0  # seconds for the client to read the last message

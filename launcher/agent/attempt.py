@@ -40,9 +40,9 @@ from launcher.runs import events as kinds
 from launcher.runs.directory import Events, current_attempt
 from launcher.runs.events import Accused, Bound, Fault, Finished, Met, Place, Resized, last
 from launcher.schedulers import topology
-from launcher.worker import debugger, devices, exit_report, hangs
+from launcher.worker import debugger, devices, exit_report, hang_diagnosis
 from launcher.worker.devices import OWN_CORES, torch_build
-from launcher.worker.hangs import Recorders
+from launcher.worker.hang_diagnosis import Recorders
 from launcher.worker.heartbeat import Pulse
 from launcher.worker.main import AGENTS_OWN, fresh_command, ignored_signals, run_rank
 
@@ -213,9 +213,9 @@ class _Agent:
             hosts=[host + plan.cluster.host_suffix for host in place.hosts for _ in range(per_node)],
             secret=attempt.run.secret(), key=f"{plan.run_id}/{attempt.number}/{place.job}",
             port_range=plan.cluster.port_range, join_timeout=plan.launch.rendezvous_timeout, signals=signals,
-            blame=hangs.blame, saved=lambda began: saved(plan, began) if plan.program_resumes else False,
+            blame=hang_diagnosis.blame, saved=lambda began: saved(plan, began) if plan.program_resumes else False,
         )  # fmt: skip
-        stacks = hangs.Stacks(self.own.ranks)
+        stacks = hang_diagnosis.Stacks(self.own.ranks)
         memory = exit_report.make_memory() if plan.checkpoint.memory != 0 else -1
         self._context = AgentContext(
             plan, attempt, events, signals, Pulse(self.own.ranks), memory, stacks, RequestHandler(attempt, stacks)

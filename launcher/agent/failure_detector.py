@@ -1,6 +1,6 @@
 """How the leader finds that a running round has failed: agents that are lost or leave, ranks that do not join or hang.
 
-No I/O. What follows a failure is in `policy`; the stacks of ranks that hang are read and judged by `worker.hangs`.
+No I/O. What follows a failure is in `policy`; the stacks of ranks that hang are judged by `worker.hang_diagnosis`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from launcher.failures.codes import FaultCode
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Member
 from launcher.runs.events import Accused, Fault, Stop
-from launcher.worker.hangs import Blamed
+from launcher.worker.hang_diagnosis import Blamed
 
 STACKS = 10.0  # seconds in which all agents have to send the stacks of their ranks, and NCCL's flight recorders
 MOST_NAMED = 4  # ranks that the message about a hang names
@@ -98,7 +98,7 @@ class _Hang:
     silent: tuple[Accused, ...]  # the ranks that were reported as silent; empty: all ranks
     step: int  # highest step of the run when the timeout expired
     deadline: float  # monotonic time at which to decide without the stacks that are missing
-    # the reports (`hangs.HangReport`) of each agent's ranks, by member index
+    # the reports (`hang_diagnosis.HangReport`) of each agent's ranks, by member index
     reports: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
 

@@ -26,8 +26,8 @@ from launcher.rendezvous.signed_channel import Message
 from launcher.runs import directory
 from launcher.runs.directory import Events
 from launcher.runs.events import GpusUnused, Resized
-from launcher.worker import hangs
-from launcher.worker.hangs import RankActivity, Recorders, StepWatch
+from launcher.worker import hang_diagnosis
+from launcher.worker.hang_diagnosis import HangReport, RankActivity, Recorders, Stacks, StepWatch, newest_frame
 from launcher.worker.heartbeat import Pulse, Sign
 
 
@@ -68,7 +68,7 @@ class AgentContext:
     signals: Signals  # of the agent's process
     pulse: Pulse  # shared memory in which ranks write heartbeats, steps and stop requests
     memory: int  # descriptor of the file for copies of states; -1: none
-    stacks: hangs.Stacks  # files in memory to which ranks write their stacks
+    stacks: Stacks  # files in memory to which ranks write their stacks
     request_handler: RequestHandler  # serves requests of `attach` commands
     # environment variables of each rank of this agent, for `attach` commands
     environments: Sequence[Mapping[str, str]] = ()
@@ -113,12 +113,12 @@ class GpuWatch:
 
 def gpu_is_open() -> bool | None:
     """Returns whether a process below this one has opened a GPU; None: it cannot be known."""
-    for pid in hangs.family(os.getpid()):
+    for pid in hang_diagnosis.family(os.getpid()):
         try:
             if pid != os.getpid() and processes.uses_gpu(pid, DEVICES):
                 return True
         except OSError as error:
-            if error.errno == errno.EACCES and hangs.state(pid) not in ("", "Z", "X"):
+            if error.errno == errno.EACCES and hang_diagnosis.state(pid) not in ("", "Z", "X"):
                 return None
     return False
 
@@ -138,7 +138,7 @@ class RankStatus:
         self._next_look = 0.0
         self._steps = StepWatch(math.inf if plan.debugs else plan.launch.hang_timeout)
         self._silent_sent = False
-        self._activity = RankActivity(own.ranks, now, min(hangs.LOOK, plan.launch.idle_timeout / 4))
+        self._activity = RankActivity(own.ranks, now, min(hang_diagnosis.LOOK, plan.launch.idle_timeout / 4))
 
     def read(self) -> None:
         self.signs = self._context.pulse.signs()
@@ -186,8 +186,8 @@ class RankStatus:
         reports = []
         for place, (state, stack) in enumerate(self._context.stacks.take(pids)):
             rank = ranks[place]
-            frame = hangs.newest_frame(stack)
-            reports.append(hangs.HangReport(rank, self._host, self.signs[place].step, state, frame, recorded[place]))
+            frame = newest_frame(stack)
+            reports.append(HangReport(rank, self._host, self.signs[place].step, state, frame, recorded[place]))
             text = stack or f"rank {rank} wrote no stack; its process is in state {state or 'gone'}\n"
             with contextlib.suppress(OSError):
                 write_reply(self._context.attempt.logs / log_name(rank, self._round, "stacks"), text)

@@ -39,7 +39,7 @@ from launcher.paths import own_module
 from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Events, current_attempt, require_private
 from launcher.runs.events import Stop
-from launcher.worker import debugger, devices, exit_report, hangs, heartbeat, user_script
+from launcher.worker import debugger, devices, exit_report, hang_diagnosis, heartbeat, user_script
 
 AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # the agent's variables, wrong in its ranks: removed
 
@@ -56,7 +56,7 @@ def run_rank(
     agents = exit_report.take()
     slot = heartbeat.RankSlot(mmap.mmap(pulse_file, 0), place)
     heartbeat.take(slot)
-    hangs.serve(stacks_file)
+    hang_diagnosis.serve(stacks_file)
     exit_report.share_memory(memory_file, place)
     os.umask(plan.umask)
     devices.limit_threads(os.environ)

@@ -29,7 +29,7 @@ from launcher import errors
 from launcher.failures import messages
 from launcher.files.json_types import from_json
 from launcher.runs.events import Restart
-from launcher.worker import hangs
+from launcher.worker import hang_diagnosis
 from tests.launch import PYTHON, ROOT, Launcher
 
 GB = 10**9
@@ -288,7 +288,7 @@ def sigterm_with_a_large_state(machine: Machine) -> str:
 def recorder_answers(machine: Machine) -> str:
     """NCCL's flight recorder says what a rank waits for that hangs in .item()."""
     renamed = hasattr(torch._C._distributed_c10d, "_dump_fr_trace")
-    recorders = hangs.Recorders(machine.folder, {}, renamed=renamed)
+    recorders = hang_diagnosis.Recorders(machine.folder, {}, renamed=renamed)
     process = subprocess.Popen(
         [PYTHON, "-m", "tests.gpu.waits_for_its_gpu"], cwd=ROOT, stdout=subprocess.PIPE, text=True,
         env={**machine.environ, **recorders.variables},

@@ -25,7 +25,7 @@ from launcher.rendezvous import rounds as files_of_rounds
 from launcher.rendezvous.rounds import Arrivals, LeaderLost, Member, Rendezvous, RendezvousError, Rounds
 from launcher.rendezvous.signed_channel import ChannelError
 from launcher.runs.events import Fault, Place
-from launcher.worker.hangs import Blamed
+from launcher.worker.hang_diagnosis import Blamed
 
 LOW = random.randrange(20000, 28000)  # so that two test runs on one machine rarely meet on a port
 ENOUGH = 60.0  # seconds in which what is to happen has happened, on any machine; nobody waits for it

@@ -31,7 +31,7 @@ from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Member
 from launcher.runs import directory
 from launcher.runs.events import Observation, Place
-from launcher.worker.hangs import Blamed
+from launcher.worker.hang_diagnosis import Blamed
 from tests.markers import ci
 from tests.processes.workload_ranks import _context, run_ranks
 from tests.unit.plans import bare_plan

@@ -15,7 +15,7 @@ from launcher.rendezvous.rounds import Placement
 from launcher.runs.directory import Run
 from launcher.runs.lease_and_locks import LeaseLost
 from launcher.worker import main as worker_main
-from launcher.worker.hangs import Stacks
+from launcher.worker.hang_diagnosis import Stacks
 from launcher.worker.heartbeat import Pulse
 from launcher.worker.main import ignored_signals, workload_config
 from launcher.worker.user_script import is_final

@@ -9,7 +9,7 @@ import pytest
 
 from launcher import processes
 from launcher.worker import heartbeat
-from launcher.worker.hangs import Stacks
+from launcher.worker.hang_diagnosis import Stacks
 from launcher.worker.heartbeat import Pulse
 
 

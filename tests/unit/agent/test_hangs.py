@@ -11,7 +11,7 @@ import time
 import pytest
 
 from launcher.runs.events import Accused
-from launcher.worker.hangs import (
+from launcher.worker.hang_diagnosis import (
     BUSY,
     LOOK,
     Blamed,
@@ -117,8 +117,8 @@ def test_silence_is_counted_from_the_last_beat_of_a_rank_that_has_done_a_step() 
 
 WRITER = """
 import sys, time
-from launcher.worker import hangs
-hangs.serve(int(sys.argv[1]))
+from launcher.worker import hang_diagnosis
+hang_diagnosis.serve(int(sys.argv[1]))
 def stuck():
     print(flush=True)
     time.sleep(60)
@@ -185,7 +185,7 @@ QUIET = Sign(True, 3, 1)
 def test_any_sign_of_any_rank_is_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     """Told by itself, printed, or CPU time used."""
     used = {1: 0.0, 2: 0.0}
-    monkeypatch.setattr("launcher.worker.hangs.cpu_seconds", used.get)
+    monkeypatch.setattr("launcher.worker.hang_diagnosis.cpu_seconds", used.get)
     activity = RankActivity(2, 0.0)
     signs = [QUIET, QUIET]
     assert activity.idle(signs, [1, 2], [0, 0], 0.0) == 0

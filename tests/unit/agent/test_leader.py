@@ -21,7 +21,7 @@ from launcher.rendezvous.rounds import Arrivals, Member
 from launcher.rendezvous.signed_channel import encode
 from launcher.runs import event_files
 from launcher.runs.events import Accused, Fault, Place
-from launcher.worker.hangs import Blamed
+from launcher.worker.hang_diagnosis import Blamed
 
 HEARTBEAT = 10.0
 LIMITS = RoundLimits(

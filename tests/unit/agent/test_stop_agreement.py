@@ -16,7 +16,7 @@ from launcher.agent.failure_detector import RoundLimits
 from launcher.agent.leader import Coordinator
 from launcher.agent.policy import History
 from launcher.rendezvous.rounds import Member
-from launcher.worker import hangs
+from launcher.worker import hang_diagnosis
 from launcher.worker.heartbeat import (
     MOST_AHEAD,
     AgentSide,
@@ -128,7 +128,7 @@ def test_the_coordinator_passes_on_what_the_leader_of_the_agreement_says() -> No
     members = [Member(index, index, f"node{index}", 1) for index in (0, 1)]
     limits = RoundLimits(1, None, None, None, None, heartbeat=30.0, max_restarts=0)
     coordinator = Coordinator(
-        limits, ["node0", "node1"], members[0], claim=lambda *_: None, listen=lambda _: 1, blame=hangs.blame
+        limits, ["node0", "node1"], members[0], claim=lambda *_: None, listen=lambda _: 1, blame=hang_diagnosis.blame
     )
     coordinator.gather(History(), [0, 1], timeout=10.0, now=0.0)
     coordinator.receive(1, {"type": "hello", "member": astuple(members[1])}, 0.0)

@@ -31,9 +31,8 @@ from launcher.runs import directory, event_files, lease_and_locks
 from launcher.runs.directory import Events
 from launcher.runs.events import Accused, Fault, Place, Stop
 from launcher.runs.job_file import TimeLeft
-from launcher.worker import hangs
 from launcher.worker.exit_report import WorkerError
-from launcher.worker.hangs import Blamed
+from launcher.worker.hang_diagnosis import Blamed, Stacks
 from launcher.worker.heartbeat import Pulse, RankSlot
 from tests.unit.plans import bare_plan
 
@@ -127,7 +126,7 @@ class Agent:
     def __init__(self, job: Job, index: int, attempt: directory.Attempt, history: History) -> None:
         self.index, member = index, job.members[index]
         self.signals, self.pulse = FakeSignals(), Pulse(member.ranks)
-        stacks = hangs.Stacks(member.ranks)
+        stacks = Stacks(member.ranks)
         self.events = attempt.events_file(f"node-{index}")
         self.context = AgentContext(
             job.plan, attempt, Events(attempt, f"node-{index}"), self.signals, self.pulse, -1, stacks,
@@ -955,7 +954,7 @@ def test_ranks_that_do_no_step_are_found_out(job: Callable[..., Job], monkeypatc
     one = job()
     taken: list[Sequence[int]] = []
     monkeypatch.setattr(
-        hangs.Stacks, "take", lambda self, pids: taken.append(pids) or [("S", f"stack of {pid}") for pid in pids]
+        Stacks, "take", lambda self, pids: taken.append(pids) or [("S", f"stack of {pid}") for pid in pids]
     )
     for _ in range(int(HANG) + 2):
         for slot in one.agents[1].slots:
@@ -988,7 +987,7 @@ def test_ranks_that_have_ended_are_not_asked_for_stacks(
 ) -> None:
     one = job(agents=1)
     taken: list[Sequence[int]] = []
-    monkeypatch.setattr(hangs.Stacks, "take", lambda self, pids: taken.append(pids) or [("S", "x") for _ in pids])
+    monkeypatch.setattr(Stacks, "take", lambda self, pids: taken.append(pids) or [("S", "x") for _ in pids])
     one.agents[0].workers.end(1, 0, returned={})
     one.run(0.3)
     one.coordinator.broadcast({"type": "hang"})

@@ -19,7 +19,7 @@ from launcher.paths import own_module
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_files import entry
 from launcher.runs.events import Met
-from launcher.worker.hangs import Stacks
+from launcher.worker.hang_diagnosis import Stacks
 from tests.launch import until
 from tests.unit.plans import bare_plan
 

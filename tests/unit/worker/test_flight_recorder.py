@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from launcher.files.json_types import as_json, from_json
 from launcher.torch_compat import destroy_without_gil
-from launcher.worker.hangs import CollectiveGroup, Recorder, Recorders, blame_by_collectives, parse
+from launcher.worker.hang_diagnosis import CollectiveGroup, Recorder, Recorders, blame_by_collectives, parse
 
 REDUCE, GATHER = "nccl:all_reduce", "nccl:_all_gather_base"
 

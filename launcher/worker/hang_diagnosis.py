@@ -1,4 +1,4 @@
-"""Where ranks hang: their stacks, their CPU time, and NCCL's flight recorder.
+"""Which ranks hang, and where: their stacks, their CPU time, and NCCL's flight recorder.
 
 On GPUs the stacks of ranks show little: collectives are enqueued, and all ranks hang where they next wait for their GPU
 (`loss.item()`). The flight recorder shows which collectives each rank has enqueued, and which of them its GPU has
