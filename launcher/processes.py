@@ -55,6 +55,24 @@ def _state(pid: int) -> tuple[str, int] | None:
     return fields[0], int(fields[19])
 
 
+def state(pid: int) -> str:
+    """Returns the kernel's state letter of a process (R, S, D, T, ...); empty if it is gone."""
+    return "".join(_stat(pid)[:1])
+
+
+def _stat(pid: int) -> list[str]:
+    # The fields from the third on; empty: it is gone
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []
+
+
+def cpu_seconds(pid: int) -> float:
+    """Returns the CPU seconds of a process and its living descendants (man 5 proc, /proc/PID/stat); 0 if it is gone."""
+    ticks = [int(ticks) for each in family(pid) for ticks in _stat(each)[11:13]]
+    return sum(ticks) / os.sysconf("SC_CLK_TCK")
+
+
 def namespace() -> str:
     """Returns a string that identifies this boot of this machine and the process-id namespace; empty: unknown."""
     try:
@@ -96,6 +114,13 @@ def children(pid: int | str = "self") -> set[int]:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # this thread has ended
                 found.update(map(int, Path(entry.path, "children").read_text().split()))
     return found
+
+
+def family(pid: int) -> Iterator[int]:
+    yield pid
+    with contextlib.suppress(OSError):
+        for child in children(pid):
+            yield from family(child)
 
 
 def _children_or_none() -> set[int]:

@@ -113,12 +113,12 @@ class GpuWatch:
 
 def gpu_is_open() -> bool | None:
     """Returns whether a process below this one has opened a GPU; None: it cannot be known."""
-    for pid in hang_diagnosis.family(os.getpid()):
+    for pid in processes.family(os.getpid()):
         try:
             if pid != os.getpid() and processes.uses_gpu(pid, DEVICES):
                 return True
         except OSError as error:
-            if error.errno == errno.EACCES and hang_diagnosis.state(pid) not in ("", "Z", "X"):
+            if error.errno == errno.EACCES and processes.state(pid) not in ("", "Z", "X"):
                 return None
     return False
 

@@ -24,7 +24,7 @@ from launcher import errors, processes, size_limits
 from launcher.files import safe_io
 from launcher.formatting import log_line, long_size, ranges
 from launcher.rendezvous.rounds import Placement
-from launcher.worker import exit_report, hang_diagnosis
+from launcher.worker import exit_report
 from launcher.worker.exit_report import WorkerError
 
 # Signals that an agent ignores at times. Signals that were ignored when the agent started (nohup), or that Python
@@ -145,7 +145,7 @@ class LeftOver:
 
     @classmethod
     def of(cls, rank: int, pid: int) -> LeftOver:
-        return cls(rank, pid, hang_diagnosis.state(pid))
+        return cls(rank, pid, processes.state(pid))
 
     def __str__(self) -> str:
         why = "waits for a device or a file server" if self.state == "D" else "does not end"

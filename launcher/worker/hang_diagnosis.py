@@ -17,7 +17,7 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -319,24 +319,11 @@ class RankActivity:
             self._next = now + self._every
             for place, pid in enumerate(pids):
                 used, since = self._cpu[place]
-                spent = cpu_seconds(pid) if pid else used
+                spent = processes.cpu_seconds(pid) if pid else used
                 if abs(spent - used) > BUSY * (now - since):
                     self._last = now
                 self._cpu[place] = spent, now
         return now - self._last
-
-
-def cpu_seconds(pid: int) -> float:
-    """Returns the CPU seconds of a process and its living descendants (man 5 proc, /proc/PID/stat); 0 if it is gone."""
-    ticks = [int(ticks) for each in family(pid) for ticks in _stat(each)[11:13]]
-    return sum(ticks) / os.sysconf("SC_CLK_TCK")
-
-
-def family(pid: int) -> Iterator[int]:
-    yield pid
-    with contextlib.suppress(OSError):
-        for child in processes.children(pid):
-            yield from family(child)
 
 
 def blame(reports: Iterable[Mapping[str, Any]]) -> Blamed:
@@ -375,7 +362,7 @@ class Stacks:
                 break
             time.sleep(0.05)
         return [
-            (state(pid), os.pread(file, 1 << 20, 0).decode(errors="replace"))
+            (processes.state(pid), os.pread(file, 1 << 20, 0).decode(errors="replace"))
             for pid, file in zip(pids, self._files, strict=True)
         ]
 
@@ -393,15 +380,3 @@ def _survives(pid: int) -> bool:
         return False
     masks = re.findall(r"^Sig(?:Cgt|Ign):\s*([0-9a-f]+)$", status, re.MULTILINE)
     return any(int(mask, 16) >> (SIGNAL - 1) & 1 for mask in masks)
-
-
-def state(pid: int) -> str:
-    """Returns the kernel's state letter of a process (R, S, D, T, ...); empty if it is gone."""
-    return "".join(_stat(pid)[:1])
-
-
-def _stat(pid: int) -> list[str]:
-    # The fields from the third on; empty: it is gone
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return []

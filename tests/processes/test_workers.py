@@ -24,7 +24,7 @@ from launcher import processes
 from launcher.agent import workers
 from launcher.agent.workers import Fresh, LeftOver, StartError, WorkerExit, WorkerGroup
 from launcher.rendezvous.rounds import Placement
-from launcher.worker import exit_report, hang_diagnosis
+from launcher.worker import exit_report
 from tests.launch import ROOT
 
 Run = Callable[[Placement], Mapping[str, Any] | None]
@@ -293,7 +293,7 @@ def test_a_rank_dies_with_its_agent(tmp_path: Path) -> None:
     os.waitpid(agent, 0)
     rank = int(os.read(there, 20))
     give_up = time.monotonic() + 30
-    while hang_diagnosis.state(rank) not in ("", "Z"):
+    while processes.state(rank) not in ("", "Z"):
         assert time.monotonic() < give_up
         time.sleep(0.005)
     os.close(there)
@@ -369,7 +369,7 @@ def test_a_process_that_does_not_end_is_not_forgotten(group: WorkerGroup, monkey
     group.start(ranks(2, first=6), lambda me: time.sleep(60))
     stuck, real = group.pids()[1], workers._exit_code
     monkeypatch.setattr(workers, "_exit_code", lambda pid: None if pid == stuck else real(pid))
-    monkeypatch.setattr(hang_diagnosis, "state", lambda pid: "D")
+    monkeypatch.setattr(processes, "state", lambda pid: "D")
     group.kill()
     while (left := group.reap(0.001)) != [stuck]:
         assert stuck in left

@@ -185,7 +185,7 @@ QUIET = Sign(True, 3, 1)
 def test_any_sign_of_any_rank_is_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     """Told by itself, printed, or CPU time used."""
     used = {1: 0.0, 2: 0.0}
-    monkeypatch.setattr("launcher.worker.hang_diagnosis.cpu_seconds", used.get)
+    monkeypatch.setattr("launcher.processes.cpu_seconds", used.get)
     activity = RankActivity(2, 0.0)
     signs = [QUIET, QUIET]
     assert activity.idle(signs, [1, 2], [0, 0], 0.0) == 0
