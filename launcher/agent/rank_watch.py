@@ -26,8 +26,7 @@ from launcher.rendezvous.signed_channel import Message
 from launcher.runs import directory
 from launcher.runs.directory import Events
 from launcher.runs.events import GpusUnused, Resized
-from launcher.worker import hang_diagnosis
-from launcher.worker.hang_diagnosis import HangReport, RankActivity, Recorders, Stacks, StepWatch, newest_frame
+from launcher.worker.hang_diagnosis import HangReport, Recorders, Stacks, newest_frame
 from launcher.worker.heartbeat import Pulse, Sign
 
 
@@ -56,6 +55,8 @@ DEVICES = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/renderD", "/dev/dxg")
 GPU_SECONDS = 120.0  # ranks that have opened no GPU for so long are reported, before that only if they have ended,
 GPU_SECONDS_AT_LEAST = 10.0  # and ran for so long: there were looks enough not to miss a short use
 GPU_LOOKS = 0.02  # seconds between two looks as a share of the time that the ranks have run
+LOOK = 5.0  # seconds between two measurements of the ranks' CPU time
+BUSY = 0.01  # share of one core: a process that uses less is idle (NCCL's watchdog threads wake up now and then)
 
 
 @dataclass
@@ -123,6 +124,55 @@ def gpu_is_open() -> bool | None:
     return False
 
 
+class StepWatch:
+    """Finds ranks of an agent that have sent no heartbeat for too long. A rank sends a heartbeat at each step."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._last: dict[int, tuple[int, float]] = {}
+
+    def silent(self, signs: Sequence[Sign], now: float) -> list[int]:
+        """Returns the places of the ranks that are in a training, past its first step, and last beat `timeout` ago."""
+        found = []
+        for place, sign in enumerate(signs):
+            beats, since = self._last.get(place, (-1, now))
+            if beats != sign.beats:
+                self._last[place] = beats, since = sign.beats, now
+            if sign.listens and not sign.closed and sign.step >= 0 and beats > 0 and now - since >= self._timeout:
+                found.append(place)
+        return found
+
+
+class RankActivity:
+    """Measures how long an agent's ranks have been idle, for any workload: no CPU time, output or heartbeat."""
+
+    def __init__(self, ranks: int, now: float, every: float = LOOK) -> None:
+        # now, and every (between two measurements of CPU time): seconds of `idle`'s clock
+        self._every = every
+        self._seen: list[tuple[int, int]] = [(0, 0)] * ranks  # heartbeats, bytes of output
+        self._cpu: list[tuple[float, float]] = [(0.0, now)] * ranks  # CPU seconds, and when they were measured
+        self._last, self._next = now, now
+
+    def idle(self, signs: Sequence[Sign], pids: Sequence[int], printed: Sequence[int], now: float) -> float:
+        """Returns the seconds since the last CPU time, output or heartbeat of any rank; 0 for ranks that wait in NCCL.
+
+        pids: 0 for a rank that has ended; printed: bytes that each has written so far; now: monotonic seconds.
+        """
+        for place, (sign, count) in enumerate(zip(signs, printed, strict=True)):
+            if self._seen[place] != (sign.beats, count):
+                self._seen[place] = sign.beats, count
+                self._last = now
+        if now >= self._next:
+            self._next = now + self._every
+            for place, pid in enumerate(pids):
+                used, since = self._cpu[place]
+                spent = processes.cpu_seconds(pid) if pid else used
+                if abs(spent - used) > BUSY * (now - since):
+                    self._last = now
+                self._cpu[place] = spent, now
+        return now - self._last
+
+
 class RankStatus:
     """The state of one agent's ranks in one round, as read from outside their processes."""
 
@@ -138,7 +188,7 @@ class RankStatus:
         self._next_look = 0.0
         self._steps = StepWatch(math.inf if plan.debugs else plan.launch.hang_timeout)
         self._silent_sent = False
-        self._activity = RankActivity(own.ranks, now, min(hang_diagnosis.LOOK, plan.launch.idle_timeout / 4))
+        self._activity = RankActivity(own.ranks, now, min(LOOK, plan.launch.idle_timeout / 4))
 
     def read(self) -> None:
         self.signs = self._context.pulse.signs()

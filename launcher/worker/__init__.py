@@ -9,7 +9,7 @@ interpreter a program needs, so it imports the standard library only.
 - `user_script`: runs a user's script as `python` would, and reports how it failed; standard library only
 - `exit_report`: between a rank and its agent: the gate before it joins, and the report of its metrics or error
 - `heartbeat`: what a rank shares with its agent in memory: heartbeats, and the agreement on the step of a stop
-- `hang_diagnosis`: which ranks hang, and where: their stacks, their CPU time, and NCCL's flight recorder
+- `hang_diagnosis`: which ranks hang, and where: their stacks, and NCCL's flight recorder
 - `stop`: stop requests in ranks; the settings of the run that trainings in its ranks need
 - `tracking`: writes what rank 0 reports to the run directory and, by queues, to MLflow, TensorBoard, Weights & Biases
 - `debugger`: the debugger of a rank: breakpoints, and the console through which `attach --debug` reaches it

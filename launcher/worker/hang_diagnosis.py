@@ -1,4 +1,4 @@
-"""Which ranks hang, and where: their stacks, their CPU time, and NCCL's flight recorder.
+"""Which ranks hang, and where: their stacks, and NCCL's flight recorder.
 
 On GPUs the stacks of ranks show little: collectives are enqueued, and all ranks hang where they next wait for their GPU
 (`loss.item()`). The flight recorder shows which collectives each rank has enqueued, and which of them its GPU has
@@ -26,7 +26,6 @@ from launcher import processes
 from launcher.files.json_types import from_json
 from launcher.formatting import name_ranks
 from launcher.runs.events import Accused
-from launcher.worker.heartbeat import Sign
 
 ENTRIES = 2000  # the last collectives that each rank keeps in its recorder; torch's default
 TIMEOUT = 4.0  # seconds to wait for the dumps; torch polls the pipe once a second, and then collects all stacks
@@ -198,15 +197,12 @@ class Recorders:
         return True
 
 
-# -- Detects a hang of an agent's ranks, and finds the ranks to blame. All stop sending heartbeats at once, since a rank
-# that hangs blocks all others in their next collective
+# -- Finds the ranks to blame for a hang. All are silent: one that hangs blocks the others in their next collective
 
 
 SIGNAL = signal.SIGQUIT  # makes a rank write its stacks; trainings have handlers of their own for other signals
 WRITES = 1.0  # seconds to wait for the ranks' stacks
 MOST_BLAMED = 16  # at most so many ranks are named as the cause of a hang
-LOOK = 5.0  # seconds between two measurements of the ranks' CPU time
-BUSY = 0.01  # share of one core: a process that uses less is idle (NCCL's watchdog threads wake up now and then)
 # Where a rank waits for others: in a collective, in DDP's or autograd's engine, in the agreement on a stop.
 _WAITS = re.compile(r"/torch/(distributed/|autograd/graph\.py)|/launcher/worker/(stop|process_group)\.py")
 
@@ -275,55 +271,6 @@ def newest_frame(stack: str) -> str:
     """Returns the line of the main thread's newest frame: all that a leader of many ranks can take of a stack."""
     main = re.split(r"\n\s*\n", stack.strip())[-1].splitlines()  # faulthandler writes the main thread last
     return next((line for line in main if line.lstrip().startswith("File ")), "".join(main[:1]))
-
-
-class StepWatch:
-    """Finds ranks of an agent that have sent no heartbeat for too long. A rank sends a heartbeat at each step."""
-
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
-        self._last: dict[int, tuple[int, float]] = {}
-
-    def silent(self, signs: Sequence[Sign], now: float) -> list[int]:
-        """Returns the places of the ranks that are in a training, past its first step, and last beat `timeout` ago."""
-        found = []
-        for place, sign in enumerate(signs):
-            beats, since = self._last.get(place, (-1, now))
-            if beats != sign.beats:
-                self._last[place] = beats, since = sign.beats, now
-            if sign.listens and not sign.closed and sign.step >= 0 and beats > 0 and now - since >= self._timeout:
-                found.append(place)
-        return found
-
-
-class RankActivity:
-    """Measures how long an agent's ranks have been idle, for any workload: no CPU time, output or heartbeat."""
-
-    def __init__(self, ranks: int, now: float, every: float = LOOK) -> None:
-        # now, and every (between two measurements of CPU time): seconds of `idle`'s clock
-        self._every = every
-        self._seen: list[tuple[int, int]] = [(0, 0)] * ranks  # heartbeats, bytes of output
-        self._cpu: list[tuple[float, float]] = [(0.0, now)] * ranks  # CPU seconds, and when they were measured
-        self._last, self._next = now, now
-
-    def idle(self, signs: Sequence[Sign], pids: Sequence[int], printed: Sequence[int], now: float) -> float:
-        """Returns the seconds since the last CPU time, output or heartbeat of any rank; 0 for ranks that wait in NCCL.
-
-        pids: 0 for a rank that has ended; printed: bytes that each has written so far; now: monotonic seconds.
-        """
-        for place, (sign, count) in enumerate(zip(signs, printed, strict=True)):
-            if self._seen[place] != (sign.beats, count):
-                self._seen[place] = sign.beats, count
-                self._last = now
-        if now >= self._next:
-            self._next = now + self._every
-            for place, pid in enumerate(pids):
-                used, since = self._cpu[place]
-                spent = processes.cpu_seconds(pid) if pid else used
-                if abs(spent - used) > BUSY * (now - since):
-                    self._last = now
-                self._cpu[place] = spent, now
-        return now - self._last
 
 
 def blame(reports: Iterable[Mapping[str, Any]]) -> Blamed:

@@ -10,17 +10,14 @@ import time
 
 import pytest
 
+from launcher.agent.rank_watch import BUSY, LOOK, RankActivity, StepWatch
 from launcher.runs.events import Accused
 from launcher.worker.hang_diagnosis import (
-    BUSY,
-    LOOK,
     Blamed,
     CollectiveGroup,
     HangReport,
-    RankActivity,
     Recorder,
     Stacks,
-    StepWatch,
     blame,
     suspects,
     waits,
