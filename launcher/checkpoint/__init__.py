@@ -13,7 +13,7 @@ Importing this package does not load torch either; the first use of one of its n
 - `folder`: the checkpoint folder: lists, publishes, quarantines and removes checkpoints; which of them are kept
 - `storage`: writes files with checksums, reads them without executing anything; files of torch.distributed.checkpoint
 - `state`: splits a state into tensors by name and all other values; refuses tensors that differ between ranks
-- `memory`: copies of the state in memory that outlives the ranks: making and loading them, on all ranks
+- `memory_copies`: copies of the state in memory that outlives the ranks: making and loading them, on all ranks
 - `memory_format`: the format of these copies; which of them are loaded
 - `collectives`: collective calls of the ranks; an error on one rank is raised on all
 """

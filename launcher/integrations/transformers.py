@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from launcher import errors
-from launcher.checkpoint.memory import Kept
+from launcher.checkpoint.memory_copies import Kept
 from launcher.files.safe_io import python_number
 from launcher.integrations import checkpoint_dir, leaves, missing, newest, numbers
 from launcher.integrations.memory import TrainerMemory, copied, memory_of

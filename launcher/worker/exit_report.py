@@ -6,7 +6,7 @@ The agent passes descriptors in the rank's environment. The rank first of all re
 |---|---|
 | `LAUNCHER_GATE` | a pipe that becomes readable when the rank may use the store; its content is not read |
 | `LAUNCHER_REPORT` | a file in memory, in which the rank writes how it ended: one JSON object, never a pickle |
-| `LAUNCHER_MEMORY` | a file in memory for copies of the state, which outlive the rank; see `checkpoint.memory` |
+| `LAUNCHER_MEMORY` | a file in memory for copies of the state, which outlive the rank: `checkpoint.memory_copies` |
 
 A report is `{"returned": METRICS}` or `{"error": ...}` (`user_script.error_report`). A rank that is killed, or ends by
 os._exit, writes none.

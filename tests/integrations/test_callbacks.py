@@ -248,7 +248,7 @@ def test_what_ranks_measure_themselves_does_not_make_their_copies_differ() -> No
     import numpy as np
     from transformers import TrainerControl, TrainerState
 
-    from launcher.checkpoint.memory import Kept
+    from launcher.checkpoint.memory_copies import Kept
     from launcher.integrations.transformers import STATE, LauncherCallback, files_of
 
     model = torch.nn.Linear(2, 1)

@@ -19,10 +19,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from launcher import Env, integrations
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint import memory as memory_module
+from launcher.checkpoint import memory_copies as memory_module
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.format import CannotRead
-from launcher.checkpoint.memory import MemoryCheckpoints
+from launcher.checkpoint.memory_copies import MemoryCheckpoints
 from launcher.checkpoint.memory_format import HEADER, OWN, PEER, REPLICA, SINGLE, MemorySlot, Pair
 from launcher.integrations.memory import TrainerMemory
 from launcher.torch_compat import DTensor, Shard, distribute_tensor

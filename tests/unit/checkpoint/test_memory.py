@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher import Env
-from launcher.checkpoint import memory as memory_module
+from launcher.checkpoint import memory_copies as memory_module
 from launcher.checkpoint import memory_format
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.format import Damaged
-from launcher.checkpoint.memory import MemoryCheckpoints
+from launcher.checkpoint.memory_copies import MemoryCheckpoints
 from launcher.checkpoint.memory_format import (
     AREA,
     HEADER,

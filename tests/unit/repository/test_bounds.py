@@ -23,7 +23,7 @@ OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 NO_BOUNDS = {
     "how much is read, written, copied or hashed at once; the rest follows": {
         "agent/workers.READ", "agent/workers.MOST", "checkpoint/memory_format.BLOCK", "checkpoint/format.BLOCK",
-        "checkpoint/memory.PIECE",
+        "checkpoint/memory_copies.PIECE",
         "checkpoint/format._BUFFER", "checkpoint/state._PIECE", "checkpoint/saving.AT_ONCE",
         "checkpoint/saving.AT_ONCE_ALL", "checkpoint/storage._PIECE", "environment/archives.PIECE",
         "environment/repository.PIECE",
