@@ -3,7 +3,7 @@
 Each module has a `LauncherCallback`, and `last_checkpoint()` to resume from. Outside of a run both do nothing. Nothing
 else in launcher imports them, Lightning or transformers.
 
-- `memory`: copies of their checkpoints in memory
+- `trainer_memory`: copies of their checkpoints in memory
 - `lightning`: callback for Lightning's Trainer; extra `launcher[lightning]`
 - `transformers`: callback for transformers' Trainer; extra `launcher[transformers]`
 """

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from launcher import errors
 from launcher.checkpoint.resumable import generators, restore_generators
 from launcher.integrations import checkpoint_dir, completed, leaves, missing, newest, numbers
-from launcher.integrations.memory import FilesOf, TrainerMemory, copied, memory_of
+from launcher.integrations.trainer_memory import FilesOf, TrainerMemory, copied, memory_of
 from launcher.runs.directory import current_attempt
 from launcher.worker import heartbeat, process_group, stop
 

@@ -26,7 +26,7 @@ from launcher import errors
 from launcher.checkpoint.memory_copies import Kept
 from launcher.files.safe_io import python_number
 from launcher.integrations import checkpoint_dir, leaves, missing, newest, numbers
-from launcher.integrations.memory import TrainerMemory, copied, memory_of
+from launcher.integrations.trainer_memory import TrainerMemory, copied, memory_of
 from launcher.runs.directory import current_attempt
 from launcher.torch_compat import DTensor
 from launcher.worker import heartbeat, process_group, stop

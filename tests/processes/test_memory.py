@@ -24,7 +24,7 @@ from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.format import CannotRead
 from launcher.checkpoint.memory_copies import MemoryCheckpoints
 from launcher.checkpoint.memory_format import HEADER, OWN, PEER, REPLICA, SINGLE, MemorySlot, Pair
-from launcher.integrations.memory import TrainerMemory
+from launcher.integrations.trainer_memory import TrainerMemory
 from launcher.torch_compat import DTensor, Shard, distribute_tensor
 from launcher.worker import exit_report
 from launcher.worker.stop import CHECKPOINT, Settings
