@@ -17,7 +17,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.errors import ConfigError
 
 
@@ -79,7 +79,7 @@ def _count(override: Override) -> int:
         words = "write range(START,STOP,STEP) with finite numbers, of which the last is not 0"
         raise ConfigError(f"{override.input_line}: {words}") from None
     # Hydra adds floats up, so that it may make one more or less
-    return count if count > size_limits.SWEEP_POINTS + 1 else sum(1 for _ in values.range())
+    return count if count > io_bounds.SWEEP_POINTS + 1 else sum(1 for _ in values.range())
 
 
 _HERE = "hydra_plugins.launcher_sweep"

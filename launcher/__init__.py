@@ -41,7 +41,7 @@ For changes of the launcher itself: modules that belong to no package.
 - `__main__`: entry point of every command; prints errors and sets exit codes
 - `api`: `submit`, `prepare`, `find` and `Run`, for scripts on the login node
 - `attach`: `attach` on a rank's node: the program that it starts there, and how agents are asked for it
-- `size_limits`: every bound on what is written and read: bytes of files, lines and messages; levels, integers, counts
+- `io_bounds`: every bound on what is written and read: bytes of files, lines and messages; levels, integers, counts
 - `errors`: base classes of errors with a text for the user; the text of an OSError; exit codes of commands and attempts
 - `paths`: conf/, templates/, the user's folders; the command name shown in hints; starting a module as a process
 - `fast_dataclasses`: base class of small immutable classes, which costs nothing at the start

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.agent.policy import RoundEnd, RoundFailure, returned_early
 from launcher.config.schema import Backend
 from launcher.failures import messages
@@ -143,7 +143,7 @@ class FailureDetector:
         agent.missing = tuple(message.get("missing", ()))
         agent.idle = float(message.get("idle", 0.0))
         for rank in message.get("done", ()):
-            if len(self.done) < size_limits.ACCUSED:
+            if len(self.done) < io_bounds.ACCUSED:
                 self.done.setdefault(rank, Accused(host=agent.member.host, rank=rank, node=agent.member.node_rank))
 
     def leave(self, agent: AgentState, number: int, now: float) -> None:
@@ -203,7 +203,7 @@ class FailureDetector:
         where = blamed or self._own
         fault = Fault(
             **{"host": where.host, "node": where.node_rank, "step": self.step, **details}, code=code,
-            accused=tuple(islice(accused, size_limits.ACCUSED)),
+            accused=tuple(islice(accused, io_bounds.ACCUSED)),
         )  # fmt: skip
         resumable = self.any_resumable or self._listened if listens is None else listens
         return RoundFailure(kind, fault, self._own.index, resumable, lost, exit_code=exit_code, place=place)
@@ -252,7 +252,7 @@ class FailureDetector:
         accused = [Accused(host=member.host, rank=rank) for rank, member in missing]
         return self._failure(
             RoundEnd.HUNG, FaultCode.NOT_JOINED, missing[0][1], accused, seconds=float(timeout),
-            place=f"joining: {[rank for rank, _ in missing[: size_limits.ACCUSED]]}",
+            place=f"joining: {[rank for rank, _ in missing[: io_bounds.ACCUSED]]}",
         )  # fmt: skip
 
     # -- hangs

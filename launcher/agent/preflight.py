@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from launcher import errors, size_limits
+from launcher import errors, io_bounds
 from launcher.agent.leader_connection import ENDS, WARNS, LeaderConnection
 from launcher.agent.preflight_checks import ALONE_PART, TOGETHER_PART, CheckLevel, NodeCheck, cannot_start, check_rank
 from launcher.agent.workers import StartError, WorkerExit, WorkerGroup
@@ -109,7 +109,7 @@ def decide(
 
 def _shown(findings: Sequence[events.NodeFinding]) -> tuple[events.NodeFinding, ...]:
     # One, and as many as an event has room for, whatever their characters are in JSON
-    found, room = list[events.NodeFinding](), size_limits.EVENT_BYTES // 16
+    found, room = list[events.NodeFinding](), io_bounds.EVENT_BYTES // 16
     for each in findings:
         room -= len(each.name) + len(each.host) + len(each.found.text) + FINDING
         if room < 0 and found:

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launcher import errors, processes, size_limits
+from launcher import errors, io_bounds, processes
 from launcher.files import safe_io
 from launcher.formatting import log_line, long_size, ranges
 from launcher.rendezvous.rounds import Placement
@@ -589,7 +589,7 @@ class Forwarder:
         if data:
             source.since = now
         stale = not data and source.partial and not source.rewritten and now - source.since >= STALE
-        if stale or len(source.partial) + len(source.prefix) + READ >= size_limits.OUTPUT_LINE_BYTES:
+        if stale or len(source.partial) + len(source.prefix) + READ >= io_bounds.OUTPUT_LINE_BYTES:
             text, source.partial = text + source.prefixed([source.partial.rstrip(b"\r")]), b""
         if text:
             sink.write(text)

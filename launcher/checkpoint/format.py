@@ -43,7 +43,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from launcher import __version__, size_limits
+from launcher import __version__, io_bounds
 from launcher.errors import RunError, UnavailableError
 from launcher.files import safe_io
 from launcher.files.json_types import LATEST, from_json, misfit
@@ -275,7 +275,7 @@ class Manifest:
         """Returns the manifest as JSON, with a checksum of itself; raises CheckpointError if it could not be read."""
         values = asdict(self)
         try:
-            text = safe_io.json_text({**values, "crc32": _own_checksum(values)}, size_limits.MANIFEST_BYTES)
+            text = safe_io.json_text({**values, "crc32": _own_checksum(values)}, io_bounds.MANIFEST_BYTES)
         except ValueError as error:
             raise CheckpointError(f"the manifest of {len(self.files)} files could not be read again: {error}") from None
         if wrong := _misfit(json.loads(text)):
@@ -365,9 +365,9 @@ def read(path: Path, timeout: float = 0.0) -> Manifest:
                 "dcp.load before the first step, and move it elsewhere"
             ) from None
         raise Damaged(f"{path} has no {MANIFEST}: it is not a checkpoint, or not all of one") from None
-    if size > size_limits.MANIFEST_BYTES:
+    if size > io_bounds.MANIFEST_BYTES:
         raise Damaged(
-            f"{path / MANIFEST} has {size} bytes, more than the {size_limits.MANIFEST_BYTES} that are read of it"
+            f"{path / MANIFEST} has {size} bytes, more than the {io_bounds.MANIFEST_BYTES} that are read of it"
         )
     with RetryingFile(path / MANIFEST, timeout) as file:
         data = file.readall()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from launcher import size_limits, torch_compat
+from launcher import io_bounds, torch_compat
 from launcher.checkpoint.format import are_metrics, spread
 from launcher.files import safe_io
 from launcher.formatting import name_ranks
@@ -116,8 +116,8 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.d
 def step_number(step: Any) -> int:
     """Returns a step as a manifest has it; raises TypeError or ValueError if it is no whole number from 0 on."""
     number = int(operator.index(step))
-    if not 0 <= number < size_limits.FIELD_INTEGERS:
-        raise ValueError(f"step {number}: steps are whole numbers from 0 to {size_limits.FIELD_INTEGERS - 1}")
+    if not 0 <= number < io_bounds.FIELD_INTEGERS:
+        raise ValueError(f"step {number}: steps are whole numbers from 0 to {io_bounds.FIELD_INTEGERS - 1}")
     return number
 
 
@@ -128,7 +128,7 @@ def facts(values: Mapping[str, Any], what: str) -> dict[str, Any]:
     """
     try:
         # nested as in the manifest, where they are one level deeper
-        found = json.loads(safe_io.json_text({what: dict(values)}, size_limits.FACTS_BYTES))[what]
+        found = json.loads(safe_io.json_text({what: dict(values)}, io_bounds.FACTS_BYTES))[what]
     except TypeError as error:
         raise TypeError(f"{what} must be made of JSON types: {error}") from None
     except ValueError as error:
@@ -141,7 +141,7 @@ def facts(values: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 def plain(value: Any, what: str, path: str = "") -> Any:
     """Returns a copy that torch.load(weights_only=True) can restore, with tensors in CPU memory; raises TypeError."""
-    if type(value) is int and not -size_limits.JSON_INTEGERS < value < size_limits.JSON_INTEGERS:
+    if type(value) is int and not -io_bounds.JSON_INTEGERS < value < io_bounds.JSON_INTEGERS:
         raise TypeError(f"{what} contains an integer of more than 300 digits: {path.lstrip('.')}")
     if type(value) in _PLAIN:
         return value

@@ -37,7 +37,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
-from launcher import __version__, size_limits
+from launcher import __version__, io_bounds
 from launcher.environment.repository import FILE, LINK, PROGRAM, SENT, CodeFile, digest_of, sent_folder
 from launcher.errors import BAD_INPUT, FAILED, ConfigError, LauncherError, RunError, explain
 from launcher.paths import SENDING, default_runs_dir
@@ -289,7 +289,7 @@ def receive(facts: Mapping[str, Any], digest: str, fetch: Callable[[Sequence[str
         for name, file in files.items():
             _make(tree / name, file, store, here)
         text = json.dumps({"digest": digest, "commit": facts.get("commit"), "files": files})
-        if len(text) > size_limits.CODE_LIST_BYTES:
+        if len(text) > io_bounds.CODE_LIST_BYTES:
             raise RunError(f"the list of the code's {len(files)} files has {len(text):,} bytes: send fewer (`exclude`)")
         (tree / SENT).write_text(text)
         folder = base / digest

@@ -20,7 +20,7 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from launcher import redaction, size_limits
+from launcher import io_bounds, redaction
 from launcher.config import compose
 from launcher.config.compose import Composed, finished, plain
 from launcher.config.schema import MISSING
@@ -105,10 +105,8 @@ def _choices(override: Override) -> Dimension:
     values = list(dict.fromkeys(override.sweep_string_iterator()))
     if not values:
         raise ConfigError(f"{override.input_line}: it has no values")
-    if len(values) > size_limits.SEARCH_CHOICES:
-        raise ConfigError(
-            f"{override.input_line}: a search takes at most {size_limits.SEARCH_CHOICES} choices of a key"
-        )
+    if len(values) > io_bounds.SEARCH_CHOICES:
+        raise ConfigError(f"{override.input_line}: a search takes at most {io_bounds.SEARCH_CHOICES} choices of a key")
     return Dimension(choices=tuple(values))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.errors import NOT_ON_PATH, ConfigError, RunError
 from launcher.fast_dataclasses import Struct
 from launcher.files.retried_reads import Outcome, Unavailable, Wrong, read_json, retry_read, unwrap
@@ -76,7 +76,7 @@ def sent_tree(folder: str) -> SentTree | None:
     if here == trees or not within(here, trees):
         return None
     root = Path(trees, os.path.relpath(here, trees).partition(os.sep)[0])
-    found = read_json(root / SENT, size_limits.CODE_LIST_BYTES)
+    found = read_json(root / SENT, io_bounds.CODE_LIST_BYTES)
     facts: Any = None if isinstance(found, Wrong) else unwrap(found)
     try:
         files = {name: entry[1] for name, entry in facts["files"].items()}

@@ -12,7 +12,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.fast_dataclasses import REQUIRED, Struct
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ def _check(kind: Any) -> Check:
 def _check_number(kind: type) -> Check:
     def check(value: Any) -> str | None:
         if type(value) is int:
-            fits = -size_limits.FIELD_INTEGERS < value < size_limits.FIELD_INTEGERS
+            fits = -io_bounds.FIELD_INTEGERS < value < io_bounds.FIELD_INTEGERS
             return None if fits else " is an integer of more than 64 bits"
         return None if kind is float and isinstance(value, float) and math.isfinite(value) else _NOT[kind]
 

@@ -4,7 +4,7 @@ A run directory may belong to another user, and a file need not be what its name
 
 - opens regular files only: it follows no link, and refuses a FIFO, a socket or a device instead of blocking on it;
 - stops at a limit of bytes, whatever size the file reports;
-- accepts JSON within size_limits.JSON_LEVELS and size_limits.JSON_INTEGERS.
+- accepts JSON within io_bounds.JSON_LEVELS and io_bounds.JSON_INTEGERS.
 
 Anything else raises an OSError with an errno in `retried_reads.NO_FILE`, or a ValueError; `retried_reads` turns these
 into Wrong. Every write goes to a temporary file with an unguessable name, opened with O_EXCL, which is then renamed: a
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from launcher import size_limits
+from launcher import io_bounds
 
 AnyPath = str | os.PathLike[str]
 
@@ -58,7 +58,7 @@ def open_regular(path: AnyPath) -> IO[bytes]:
 
 def read_whole(path: AnyPath, most: int | None = None) -> bytes:
     """Returns all bytes of a file; OSError as `open_regular`, or EFBIG above `most` (None: RECORD_BYTES)."""
-    most = size_limits.RECORD_BYTES if most is None else most
+    most = io_bounds.RECORD_BYTES if most is None else most
     with open_regular(path) as file:
         data = _read(file, most + 1)
     if len(data) > most:
@@ -103,7 +103,7 @@ def parse_json(data: bytes) -> Any:
     try:
         value = json.loads(data)
     except RecursionError:
-        raise ValueError(f"it is nested more than {size_limits.JSON_LEVELS} levels deep") from None
+        raise ValueError(f"it is nested more than {io_bounds.JSON_LEVELS} levels deep") from None
     require_json_bounds(value)
     return value
 
@@ -140,7 +140,7 @@ def json_text(
     try:
         parts = [f"{json.dumps(str(key))}: {json.dumps(value, default=default)}" for key, value in values.items()]
     except RecursionError:
-        raise ValueError(f"it is nested more than {size_limits.JSON_LEVELS} levels deep") from None
+        raise ValueError(f"it is nested more than {io_bounds.JSON_LEVELS} levels deep") from None
     text = "{\n " + ",\n ".join(parts) + "\n}" if lines and parts else "{" + ", ".join(parts) + "}"
     if len(text) > most:
         raise ValueError(f"it has {len(text):,} bytes as JSON, and {most:,} are read")
@@ -166,9 +166,9 @@ def json_that_fits(values: Mapping[str, Any], most: int) -> tuple[str, list[str]
 
 
 def require_json_bounds(value: Any) -> None:
-    """Raises ValueError for a JSON value beyond size_limits.JSON_LEVELS or size_limits.JSON_INTEGERS."""
+    """Raises ValueError for a JSON value beyond io_bounds.JSON_LEVELS or io_bounds.JSON_INTEGERS."""
     level: Iterable[Any] = [value]
-    for _ in range(size_limits.JSON_LEVELS):
+    for _ in range(io_bounds.JSON_LEVELS):
         inside: list[Any] = []
         for each in level:
             kind = type(each)
@@ -176,12 +176,12 @@ def require_json_bounds(value: Any) -> None:
                 inside += each.values()
             elif kind is list:
                 inside += each
-            elif kind is int and not -size_limits.JSON_INTEGERS < each < size_limits.JSON_INTEGERS:
+            elif kind is int and not -io_bounds.JSON_INTEGERS < each < io_bounds.JSON_INTEGERS:
                 raise ValueError("it has an integer of more than 300 digits")
         if not inside:
             return
         level = inside
-    raise ValueError(f"it is nested more than {size_limits.JSON_LEVELS} levels deep")
+    raise ValueError(f"it is nested more than {io_bounds.JSON_LEVELS} levels deep")
 
 
 def _read(file: IO[bytes], most: int) -> bytes:

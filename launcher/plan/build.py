@@ -11,7 +11,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 
-from launcher import redaction, size_limits
+from launcher import io_bounds, redaction
 from launcher.binding import masks as binding
 from launcher.config import schema
 from launcher.config.overrides import key_of, quoted, texts
@@ -310,7 +310,7 @@ def refuse_unusable(prefix: str, section: Any) -> None:
             if not (0 < value < math.inf if form is Form.positive else value >= least):  # nan is refused too
                 most = "a finite number above 0" if form is Form.positive else f"{least} or more"
                 raise ConfigError(f"{key}={value:g}: it must be {most}", key=key)
-            if isinstance(value, int) and value >= size_limits.FIELD_INTEGERS:
+            if isinstance(value, int) and value >= io_bounds.FIELD_INTEGERS:
                 raise ConfigError(f"{key}={value}: it is too large", key=key)
         elif value == "" != each.default and str(each.type).startswith("str"):
             raise ConfigError(f"{key} is empty: give it a value, or leave it out", key=key)

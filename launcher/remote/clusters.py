@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.config.overrides import key_of
 from launcher.config.profiles import default, own_folder
 from launcher.errors import ConfigError, LauncherError, near
@@ -128,9 +128,9 @@ def note(cluster: RemoteCluster, run_id: str, *, gone: bool = False) -> None:
 
 
 def noted(cluster: RemoteCluster) -> dict[str, float]:
-    """Returns runs and sweeps that were submitted from here, at most size_limits.REMOTE_RUNS_BYTES, with times."""
+    """Returns runs and sweeps that were submitted from here, at most io_bounds.REMOTE_RUNS_BYTES, with times."""
     found: dict[str, float] = {}
-    for entry in safe_io.json_lines(cluster.folder / "runs.jsonl", size_limits.REMOTE_RUNS_BYTES):
+    for entry in safe_io.json_lines(cluster.folder / "runs.jsonl", io_bounds.REMOTE_RUNS_BYTES):
         with contextlib.suppress(ValueError, KeyError, TypeError):
             found[str(entry["run"])] = float(entry["time"])
     return {run: when for run, when in found.items() if when}
@@ -147,7 +147,7 @@ def save_seen(cluster: RemoteCluster, rows: Sequence[Mapping[str, Any]]) -> None
 def last_seen(cluster: RemoteCluster) -> tuple[float | None, list[Mapping[str, Any]]]:
     """Returns when `status` was answered last, in seconds since the epoch, and its rows; None: never."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        data = json.loads(safe_io.read_whole(cluster.folder / "status.json", size_limits.QUERY_BYTES))
+        data = json.loads(safe_io.read_whole(cluster.folder / "status.json", io_bounds.QUERY_BYTES))
         return float(data["time"]), [row for row in data["rows"] if isinstance(row.get("run"), str)]
     return None, []
 

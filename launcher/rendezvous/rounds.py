@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher import processes, size_limits
+from launcher import io_bounds, processes
 from launcher.errors import explain
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode
@@ -195,7 +195,7 @@ class Arrivals:
         message = f"{messages.agents(missing)} did not reach {there} in time: {arrived} of {len(self.wanted)} arrived"
         return Fault(
             code=FaultCode.RENDEZVOUS_TIMEOUT if missing else FaultCode.TOO_FEW,
-            host=leader.host, node=leader.node, accused=missing[: size_limits.ACCUSED],
+            host=leader.host, node=leader.node, accused=missing[: io_bounds.ACCUSED],
             message=message if missing else messages.too_few(arrived, self.least),
         )  # fmt: skip
 

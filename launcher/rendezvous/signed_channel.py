@@ -32,7 +32,7 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import Any, TypeAlias
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.errors import explain
 from launcher.failures.codes import FaultCode
 from launcher.formatting import log_line
@@ -105,8 +105,8 @@ class Channel:
         if not self.open:
             raise ChannelError("the other end is not authenticated yet")
         text = message if isinstance(message, bytes) else encode(message)
-        if len(text) > size_limits.MESSAGE_BYTES:
-            raise ValueError(f"a message of {len(text)} bytes is over the limit of {size_limits.MESSAGE_BYTES}")
+        if len(text) > io_bounds.MESSAGE_BYTES:
+            raise ValueError(f"a message of {len(text)} bytes is over the limit of {io_bounds.MESSAGE_BYTES}")
         mac = proof(self._keys["send"], self._sent.to_bytes(8, "big"), text)[:MAC]
         self._sent += 1
         self._send(_LENGTH.pack(len(text)) + mac, text)
@@ -195,8 +195,8 @@ class Channel:
         data = self._in
         while len(data) - start >= head:
             (length,) = _LENGTH.unpack_from(data, start)
-            if length > size_limits.MESSAGE_BYTES:
-                raise ChannelError(f"a message of {length} bytes is over the limit of {size_limits.MESSAGE_BYTES}")
+            if length > io_bounds.MESSAGE_BYTES:
+                raise ChannelError(f"a message of {length} bytes is over the limit of {io_bounds.MESSAGE_BYTES}")
             if len(data) - start < head + length:
                 break
             theirs = bytes(data[start + _LENGTH.size : start + head])

@@ -47,7 +47,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.errors import NO_RETRY, RESUME, ConfigError, RunError, UnavailableError, is_transient
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode
@@ -178,7 +178,7 @@ class Run(Struct):
         from launcher.plan.plan import plan_misfit
 
         try:
-            text = safe_io.json_text(record_of(plan, config, facts), size_limits.RECORD_BYTES, lines=sync)
+            text = safe_io.json_text(record_of(plan, config, facts), io_bounds.RECORD_BYTES, lines=sync)
             wrong = plan_misfit(json.loads(text)["plan"])
         except ValueError as error:
             wrong = str(error)
@@ -219,7 +219,7 @@ class Run(Struct):
 
     def write_result(self, metrics: Mapping[str, Any]) -> list[str]:
         """Writes the run's metrics. Returns the name of each that is left out since it could not be read, and why."""
-        text, left = safe_io.json_that_fits(metrics, size_limits.RESULT_BYTES)
+        text, left = safe_io.json_that_fits(metrics, io_bounds.RESULT_BYTES)
         self._write("result.json", text)
         return left
 
@@ -292,7 +292,7 @@ class Run(Struct):
 
     def result(self) -> dict[str, Any] | None:
         """Returns the final metrics of rank 0 (result.json); None: the run has written none, or the file is damaged."""
-        found = read_json(self.path / "result.json", size_limits.RESULT_BYTES)
+        found = read_json(self.path / "result.json", io_bounds.RESULT_BYTES)
         if isinstance(found, Wrong):
             return None
         metrics = unwrap(found)
@@ -453,7 +453,7 @@ def problems(run: Run, *, whole: bool = False) -> list[str]:
     """
     found: list[str] = []
     for path in (f"{run.path}/result.json", f"{run.path}/results.json"):
-        found += _wrong(read_json(path, size_limits.RESULT_BYTES))
+        found += _wrong(read_json(path, io_bounds.RESULT_BYTES))
     for output in run.outputs():
         found += _wrong(retry_read(partial(_require_regular, output), output))
     found += _wrong_lines(f"{run.path}/journal.jsonl")

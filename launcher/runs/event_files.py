@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.files import safe_io
 from launcher.files.json_types import LATEST, misfit
 from launcher.files.retried_reads import retry_read, unwrap
@@ -33,7 +33,7 @@ def append(path: Path, event: Event, *, sync: bool = False) -> None:
 
     Raises TypeError (what is no JSON) or ValueError (the event exceeds a bound of events or of JSON).
     """
-    safe_io.append(path, safe_io.json_text(entry(event), size_limits.EVENT_BYTES, lines=False) + "\n", sync=sync)
+    safe_io.append(path, safe_io.json_text(entry(event), io_bounds.EVENT_BYTES, lines=False) + "\n", sync=sync)
 
 
 def entry(event: Event) -> dict[str, Any]:
@@ -46,12 +46,12 @@ def read(
 ) -> Iterator[dict[str, Any]]:
     """Yields the events of one file as dicts. Invalid lines, and a last line still being written, are left out.
 
-    Of a file with more than size_limits.EVENTS_BYTES or EVENTS_LINES, it reads a part: events that are evenly
+    Of a file with more than io_bounds.EVENTS_BYTES or EVENTS_LINES, it reads a part: events that are evenly
     apart, the first and the last ones among them. without: a kind of events to leave out.
     Raises RunError: the path is not a regular file.
     """
     pieces = unwrap(retry_read(lambda: _pieces(path), path, retry_seconds=retry_seconds))
-    lines = [line for line in _lines(pieces or ()) if 0 < len(line) <= size_limits.EVENT_BYTES]
+    lines = [line for line in _lines(pieces or ()) if 0 < len(line) <= io_bounds.EVENT_BYTES]
     if without is not None:
         kind = f'"event": "{without.event}"'.encode()
         lines = [line for line in lines if line.find(kind, 0, _KIND_BYTES) < 0]
@@ -67,19 +67,19 @@ def read_on(path: Path | str, offset: int) -> tuple[list[dict[str, Any]], int]:
 
     Raises RunError: the path is not a regular file.
     """
-    most = size_limits.EVENTS_BYTES
+    most = io_bounds.EVENTS_BYTES
     found = unwrap(retry_read(lambda: safe_io.read_range(path, offset, offset + most, most), path))
     if found is None:
         return [], offset
     data, start = found
     end = data.rfind(b"\n") + 1 or len(data) // most * most  # that is no event
-    lines = [line for line in data[:end].split(b"\n") if 0 < len(line) <= size_limits.EVENT_BYTES]
+    lines = [line for line in data[:end].split(b"\n") if 0 < len(line) <= io_bounds.EVENT_BYTES]
     return [entry for entry in map(_parsed, lines) if _misfit(entry) is None], start + end
 
 
 def problems(path: Path | str, *, ends: bool = False) -> list[str]:
     """Returns a message for each invalid line but the last, which may grow; `ends`: of a long file's ends only."""
-    for checked in (_CHECKED_BYTES, 2 * size_limits.EVENT_BYTES):  # more if a line is longer
+    for checked in (_CHECKED_BYTES, 2 * io_bounds.EVENT_BYTES):  # more if a line is longer
         pieces = unwrap(retry_read(
             lambda: safe_io.read_ends(path, checked, checked) if ends else _pieces(path), path  # noqa: B023
         ))  # fmt: skip
@@ -88,11 +88,11 @@ def problems(path: Path | str, *, ends: bool = False) -> list[str]:
     found = []
     for part, piece in enumerate(pieces or ()):
         lines = piece.split(b"\n")
-        lines = lines[part and ends : -1] if len(lines) > 1 or len(piece) <= size_limits.EVENT_BYTES else lines
+        lines = lines[part and ends : -1] if len(lines) > 1 or len(piece) <= io_bounds.EVENT_BYTES else lines
         for number, line in enumerate(lines, 1):
             why = None
-            if len(line) > size_limits.EVENT_BYTES:
-                why = f"it has more than {long_size(size_limits.EVENT_BYTES)}"
+            if len(line) > io_bounds.EVENT_BYTES:
+                why = f"it has more than {long_size(io_bounds.EVENT_BYTES)}"
             elif line:
                 why = _misfit(_parsed(line))
             if why is not None:
@@ -114,7 +114,7 @@ def first_and_last(path: Path | str, *, retry_seconds: float | None = None) -> l
 def _ends(path: Path | str, series: Sequence[bytes], retry_seconds: float | None = None) -> list[dict[str, Any]]:
     def found() -> list[dict[str, Any]]:
         with safe_io.open_regular(path) as file:
-            size, most = os.fstat(file.fileno()).st_size, 2 * (size_limits.EVENT_BYTES + 1)
+            size, most = os.fstat(file.fileno()).st_size, 2 * (io_bounds.EVENT_BYTES + 1)
             length = _END_BYTES
             while True:  # until the lines are read, however long they are
                 file.seek(0)
@@ -141,7 +141,7 @@ def _ends(path: Path | str, series: Sequence[bytes], retry_seconds: float | None
 
 def _pieces(path: Path | str) -> list[bytes]:
     with safe_io.open_regular(path) as file:
-        size, most = os.fstat(file.fileno()).st_size, size_limits.EVENTS_BYTES
+        size, most = os.fstat(file.fileno()).st_size, io_bounds.EVENTS_BYTES
         if size <= most:
             return [file.read(size)]
         count = max(2, min(_PIECES, most // _PIECE_BYTES))
@@ -149,7 +149,7 @@ def _pieces(path: Path | str) -> list[bytes]:
         after = 0
         for number in range(count):
             last = number == count - 1
-            for length in (most // count, 2 * size_limits.EVENT_BYTES):  # more if that has no whole line
+            for length in (most // count, 2 * io_bounds.EVENT_BYTES):  # more if that has no whole line
                 begin = max(after, size - length if last else number * size // count)
                 file.seek(begin)
                 data = file.read(length)
@@ -157,14 +157,14 @@ def _pieces(path: Path | str) -> list[bytes]:
                     break
             first = data.find(b"\n") + 1 if begin > after else 0
             after = begin + (stop := data.rfind(b"\n") + 1)
-            pieces.append(data[first:stop] if stop or pieces else data[: size_limits.EVENT_BYTES + 1])
+            pieces.append(data[first:stop] if stop or pieces else data[: io_bounds.EVENT_BYTES + 1])
         return pieces
 
 
 def _lines(pieces: Sequence[bytes]) -> list[bytes]:
     lines: list[bytes] = []
     for piece in pieces:
-        most = size_limits.EVENTS_LINES // len(pieces)
+        most = io_bounds.EVENTS_LINES // len(pieces)
         if piece.count(b"\n") <= most:
             lines += piece.split(b"\n")
             continue

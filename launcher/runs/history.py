@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from launcher import errors, size_limits
+from launcher import errors, io_bounds
 from launcher.fast_dataclasses import Struct
 from launcher.files import safe_io
 from launcher.files.retried_reads import retry_read, unwrap
@@ -243,12 +243,12 @@ def add_failures(run_dir: Path, cluster: str, failures: int, node_seconds: float
 
 
 def experience(run_dir: Path, cluster: str, *, memory: bool = False) -> Experience:
-    """Returns what the last rounds on this cluster have seen (the end of the file, size_limits.FAILURE_LOG_BYTES).
+    """Returns what the last rounds on this cluster have seen (the end of the file, io_bounds.FAILURE_LOG_BYTES).
 
     memory: whether failures that copies in memory have made good are left out.
     """
     failures, node_seconds = 0, 0.0
-    for seen in safe_io.json_lines(failures_file(run_dir), size_limits.FAILURE_LOG_BYTES):
+    for seen in safe_io.json_lines(failures_file(run_dir), io_bounds.FAILURE_LOG_BYTES):
         numbers: list[Any] = [seen.get(name, 0) for name in ("failures", "node_seconds", "absorbed")]
         if seen.get("cluster") == cluster and all(type(each) is int and each >= 0 for each in numbers):
             failures, node_seconds = failures + numbers[0] - memory * numbers[2], node_seconds + numbers[1]

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.errors import UnavailableError, explain, is_transient
 from launcher.fast_dataclasses import Struct
 from launcher.files import safe_io
@@ -204,7 +204,7 @@ def read(path: Path, begin: int, end: int | None, *, last: bool) -> Iterator[byt
                 return
             begin += len(block)
             whole = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
-            if not whole and len(rest) + len(block) >= size_limits.OUTPUT_LINE_BYTES:
+            if not whole and len(rest) + len(block) >= io_bounds.OUTPUT_LINE_BYTES:
                 whole = len(block)
             if whole:
                 yield rest + block[:whole]
@@ -231,7 +231,7 @@ def start_of_last(
                 data = file.read(position - start) + tail
                 position = start
                 whole = 0 if start == begin else data.find(b"\n") + 1
-                if start > begin and not whole and len(data) < size_limits.OUTPUT_LINE_BYTES:
+                if start > begin and not whole and len(data) < io_bounds.OUTPUT_LINE_BYTES:
                     tail = data
                     continue
                 lines = (match for match in wanted.finditer(data, whole) if not match[0].endswith(b"\r"))

@@ -30,7 +30,7 @@ from enum import Enum
 from itertools import islice
 from pathlib import Path
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.errors import RunError
 from launcher.files import safe_io
 from launcher.files.retried_reads import list_names, read_text, retry_read, unwrap
@@ -312,7 +312,7 @@ class Claims:
         listed = unwrap(retry_read(lambda: [(e.name, e.inode()) for e in os.scandir(self._folder)], self._folder)) or []
         found: dict[int, dict[int, tuple[str, int]]] = {}
         for name, inode in listed:
-            if (match := _ENTRY.fullmatch(name)) and int(match[1]) < size_limits.SWEEP_POINTS:
+            if (match := _ENTRY.fullmatch(name)) and int(match[1]) < io_bounds.SWEEP_POINTS:
                 found.setdefault(int(match[1]), {})[int(match[2])] = name, inode
             elif inode not in self._names and (match := _MARK.fullmatch(name)):
                 self._names[inode] = _entry(match)

@@ -32,7 +32,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.config.overrides import key_of
 from launcher.config.search_space import Dimension, Goal, Method
 from launcher.errors import ConfigError, NoRunError, RunError
@@ -135,7 +135,7 @@ class Sweep(Struct):
 
         Raises RunError: there is no manifest, it is damaged, or another version of the launcher wrote it.
         """
-        found = unwrap(read_json(self.path / RECORD, size_limits.SWEEP_BYTES))
+        found = unwrap(read_json(self.path / RECORD, io_bounds.SWEEP_BYTES))
         if found is None and not self.recorded():
             raise RunError(f"{self.path} is not a sweep: it has no {RECORD}")
         if not isinstance(found, dict) or "format" not in found:
@@ -241,8 +241,8 @@ def text_of(manifest: SweepManifest) -> str:
     ]
     text = json.dumps({"format": FORMAT, **asdict(replace(manifest, points=())), "common": common, "points": own})
     wrong = _overfull(common, own)
-    if (size := len(text)) > size_limits.SWEEP_BYTES:
-        most = long_size(size_limits.SWEEP_BYTES)
+    if (size := len(text)) > io_bounds.SWEEP_BYTES:
+        most = long_size(io_bounds.SWEEP_BYTES)
         wrong = f"the overrides in which its points differ have {long_size(size)}, and {most} are read"
     if wrong:
         raise ConfigError(f"the sweep could not be read again: {wrong}: divide it into several sweeps")
@@ -298,7 +298,7 @@ def label(overrides: Sequence[str], keys: Sequence[str]) -> str:
 
 
 def _parse_points(text: str) -> tuple[int, ...]:
-    return parse_ranges(text, size_limits.SWEEP_POINTS) if text else ()
+    return parse_ranges(text, io_bounds.SWEEP_POINTS) if text else ()
 
 
 def require_known(points: Iterable[int], sweep: Sweep, count: int) -> None:
@@ -420,7 +420,7 @@ class SearchRecord:
     def journal(self) -> Journal:
         """Returns the journal's present content, empty without a file; raises RunError if it is damaged."""
         found, overrides = Journal(), 0
-        data = unwrap(read_bytes(self.journal_file, size_limits.SEARCH_BYTES)) or b""
+        data = unwrap(read_bytes(self.journal_file, io_bounds.SEARCH_BYTES)) or b""
         for number, entry in enumerate(journal_entries(data, self.journal_file), 1):
             before = len(found.trials)
             try:
@@ -436,10 +436,10 @@ class SearchRecord:
 
 def too_many(points: int, overrides: int = 0) -> str | None:
     """Returns why a sweep cannot have so many points, or overrides of all points together; None: it can."""
-    if points > size_limits.SWEEP_POINTS:
-        return f"it has {points:,} points, and a sweep has at most {size_limits.SWEEP_POINTS:,}"
-    if overrides > size_limits.SWEEP_OVERRIDES:
-        return f"its points have {overrides:,} overrides, and those of a sweep at most {size_limits.SWEEP_OVERRIDES:,}"
+    if points > io_bounds.SWEEP_POINTS:
+        return f"it has {points:,} points, and a sweep has at most {io_bounds.SWEEP_POINTS:,}"
+    if overrides > io_bounds.SWEEP_OVERRIDES:
+        return f"its points have {overrides:,} overrides, and those of a sweep at most {io_bounds.SWEEP_OVERRIDES:,}"
     return None
 
 
@@ -449,9 +449,9 @@ def journal_entries(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
     Raises RunError: a line is too long.
     """
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
-        if len(line) > size_limits.SEARCH_LINE_BYTES:
+        if len(line) > io_bounds.SEARCH_LINE_BYTES:
             raise RunError(
-                f"{path} cannot be read: line {number} has more than {long_size(size_limits.SEARCH_LINE_BYTES)}"
+                f"{path} cannot be read: line {number} has more than {long_size(io_bounds.SEARCH_LINE_BYTES)}"
             )
         with contextlib.suppress(ValueError):
             if isinstance(entry := safe_io.parse_json(line), dict) and isinstance(entry.get("op_code"), int):
@@ -493,7 +493,7 @@ def _apply(journal: Journal, entry: Mapping[str, Any]) -> None:
             attributes = _typed(entry, "system_attr", dict)
             for key in attributes:
                 if key.startswith(RUNG):
-                    if not 0 <= (rung := int(key.removeprefix(RUNG))) < size_limits.SEARCH_RUNGS:
+                    if not 0 <= (rung := int(key.removeprefix(RUNG))) < io_bounds.SEARCH_RUNGS:
                         raise ValueError(f"a search has no rung {rung}")
                     trial.rungs[rung] = _number(attributes, key)
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import IO
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.errors import NOT_ON_PATH, SubmissionError
 from launcher.fast_dataclasses import Struct
 from launcher.files.retried_reads import backoff
@@ -87,7 +87,7 @@ def run(
     command: Sequence[str], *, timeout: float, environment: Mapping[str, str] | None = None, text: str | None = None,
     umask: int = -1, submits: bool = False,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    """Runs a command; kills it after the timeout or size_limits.QUERY_BYTES bytes; submits: see `run_submission`."""
+    """Runs a command; kills it after the timeout or io_bounds.QUERY_BYTES bytes; submits: see `run_submission`."""
     end = time.monotonic() + timeout
     with contextlib.ExitStack() as stack:
         stdin: int | IO[bytes] = subprocess.DEVNULL
@@ -144,8 +144,8 @@ def _printed(process: subprocess.Popen[bytes], command: Sequence[str], timeout: 
                 texts[key.fd] += data
                 if not data:
                     selector.unregister(key.fd)
-                if sum(map(len, texts.values())) > size_limits.QUERY_BYTES:
-                    most = long_size(size_limits.QUERY_BYTES)
+                if sum(map(len, texts.values())) > io_bounds.QUERY_BYTES:
+                    most = long_size(io_bounds.QUERY_BYTES)
                     raise OutputTooLong(f"{command[0]} printed more than {most}, which is no answer")
     return [bytes(each).decode(errors="replace").replace("\r\n", "\n") for each in texts.values()]
 

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.errors import RunError
 from launcher.fast_dataclasses import Struct, replace
 from launcher.formatting import long_size
@@ -67,14 +67,14 @@ def hosts_in_node_file(node_file: str) -> dict[str, int]:
 
 
 def variable(hosts: Sequence[str]) -> dict[str, str]:
-    """Returns LAUNCHER_HOSTS, compressed above size_limits.HOSTS_BYTES; RunError: the kernel takes no such size."""
+    """Returns LAUNCHER_HOSTS, compressed above io_bounds.HOSTS_BYTES; RunError: the kernel takes no such size."""
     text = ",".join(hosts)
-    if len(text) > size_limits.HOSTS_BYTES:
+    if len(text) > io_bounds.HOSTS_BYTES:
         text = COMPRESSED + base64.b64encode(zlib.compress(text.encode(), 9)).decode()
-        if len(text) + len(f"{VARIABLE}=") > size_limits.VARIABLE_BYTES:
+        if len(text) + len(f"{VARIABLE}=") > io_bounds.VARIABLE_BYTES:
             raise RunError(
                 f"the names of {len(hosts):,} hosts take {long_size(len(text))}, and an environment variable has at "
-                f"most {long_size(size_limits.VARIABLE_BYTES)}: use fewer nodes"
+                f"most {long_size(io_bounds.VARIABLE_BYTES)}: use fewer nodes"
             )
     return {VARIABLE: text}
 

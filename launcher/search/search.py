@@ -28,7 +28,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import FrozenTrial, create_trial
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.config import search_space
 from launcher.config.search_space import Dimension, Method
 from launcher.errors import RunError, UnavailableError
@@ -122,25 +122,25 @@ class JournalBackend(BaseJournalBackend):
     def _rest(self) -> bytes:
         with open_regular(self._path) as file:
             file.seek(self._offset)
-            return file.read(size_limits.SEARCH_BYTES)
+            return file.read(io_bounds.SEARCH_BYTES)
 
     def _write(self) -> None:
         if not self._pending:
             return
         lines = [json.dumps(each, separators=(",", ":")).encode() for each in self._pending]
-        if (longest := max(map(len, lines))) > size_limits.SEARCH_LINE_BYTES:
+        if (longest := max(map(len, lines))) > io_bounds.SEARCH_LINE_BYTES:
             raise RunError(
                 f"a line of {self._path} would have {long_size(longest)}, and no more than "
-                f"{long_size(size_limits.SEARCH_LINE_BYTES)} are read: give the keys fewer choices"
+                f"{long_size(io_bounds.SEARCH_LINE_BYTES)} are read: give the keys fewer choices"
             )
         data = b"\n".join(lines) + b"\n"
         with open_to_append(self._path) as descriptor, naming(self._path):
             size = os.fstat(descriptor).st_size
             if b"\n" in os.pread(descriptor, max(0, size - self._offset), self._offset):
                 raise self._lock_lost()
-            if self._offset + len(data) > size_limits.SEARCH_BYTES:
+            if self._offset + len(data) > io_bounds.SEARCH_BYTES:
                 raise RunError(
-                    f"{self._path} has {long_size(size)}, and no more than {long_size(size_limits.SEARCH_BYTES)} are "
+                    f"{self._path} has {long_size(size)}, and no more than {long_size(io_bounds.SEARCH_BYTES)} are "
                     "read: continue with another search (sweep.id)"
                 )
             if size > self._offset:  # a killed node has left a part of a line, behind which Optuna would not read on
@@ -439,7 +439,7 @@ class SearchPoints:
             Run.create(run.path)
             record = record_of(self._template, f"{self._sweep.id}/{number}", overrides)
             record["token"] = token_of(record["plan"]["run_dir"])
-            text = safe_io.json_text(record, size_limits.RECORD_BYTES, lines=False)
+            text = safe_io.json_text(record, io_bounds.RECORD_BYTES, lines=False)
             safe_io.write(run.path / "record.json", text, sync=False)
         return run
 

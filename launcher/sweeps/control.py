@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.environment import secrets as secret
 from launcher.errors import LauncherError, RunError
 from launcher.formatting import ranges
@@ -186,7 +186,7 @@ def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool, unmarked: 
             own = [index for index in array.points if index in chosen]
             whole = len(own) == len(array.points)
             try:
-                for part in parts(len(own), None if whole else size_limits.CANCELLED_JOBS) if own else ():
+                for part in parts(len(own), None if whole else io_bounds.CANCELLED_JOBS) if own else ():
                     members = own[part.start : part.stop]
                     requests.cancel(array.plan, {index: array.job if whole else jobs[index] for index in members})
             finally:

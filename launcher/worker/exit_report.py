@@ -30,7 +30,7 @@ from multiprocessing import process, util
 from pathlib import Path
 from typing import Any
 
-from launcher import errors, formatting, processes, size_limits
+from launcher import errors, formatting, io_bounds, processes
 from launcher.failures.error_patterns import LOG_LINES, LOST_PEER
 from launcher.failures.tracebacks import last_error
 from launcher.files import safe_io
@@ -140,7 +140,7 @@ def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) ->
         returned = call() or {}
         if os.environ.get("LOCAL_RANK", "0") != "0":  # only the first rank of an agent passes its metrics on
             returned = {}
-        metrics = json.loads(safe_io.json_that_fits(returned, size_limits.RESULT_BYTES)[0])
+        metrics = json.loads(safe_io.json_that_fits(returned, io_bounds.RESULT_BYTES)[0])
         user_script.write_report(report, owner, {"returned": metrics})
         return errors.DONE
     except SystemExit as leave:
@@ -195,7 +195,7 @@ def end_process(code: int) -> None:
 def read_report(descriptor: int) -> tuple[dict[str, Any] | None, WorkerError | None]:
     """Returns the metrics of a rank that succeeded, or the error of one that failed, if it left a readable report."""
     try:
-        report = json.loads(os.pread(descriptor, size_limits.REPORT_BYTES, 0))
+        report = json.loads(os.pread(descriptor, io_bounds.REPORT_BYTES, 0))
     except (OSError, ValueError):
         return None, None
     if not isinstance(report, dict):
@@ -214,7 +214,7 @@ def read_error_file(path: Path) -> WorkerError | None:
     try:
         with open(path, "rb") as file:
             os.fchmod(file.fileno(), 0o600)  # torch creates it with the umask of the user's code
-            message = json.loads(file.read(size_limits.REPORT_BYTES))["message"]
+            message = json.loads(file.read(io_bounds.REPORT_BYTES))["message"]
         trace = str(message["extraInfo"]["py_callstack"])
         kind, _, text = str(message["message"]).partition(": ")
     except (OSError, ValueError, KeyError, TypeError):
@@ -237,7 +237,7 @@ def read_last_words(path: Path, code: int) -> WorkerError | None:
     """Returns the error that the end of a rank's standard error shows; None: the file is empty or cannot be read."""
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - size_limits.LAST_WORDS_BYTES))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - io_bounds.LAST_WORDS_BYTES))
             return last_words(file.read().decode(errors="replace"), code)
     except OSError:
         return None

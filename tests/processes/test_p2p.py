@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher import Env, size_limits
+from launcher import Env, io_bounds
 from launcher.config.schema import P2P, MatrixOf
 from launcher.errors import ConfigError
 from launcher.reports.collect import parse
@@ -288,7 +288,7 @@ def test_a_matrix_of_thousands_of_nodes_is_written_and_read(tmp_path: Path) -> N
     kept = benchmark_results.Results("p2p", {"hosts": hosts}, {}, tmp_path, [], values, True)
     found.write(tmp_path)
     kept.write()
-    assert (tmp_path / "results.json").stat().st_size < size_limits.RESULT_BYTES / 2
+    assert (tmp_path / "results.json").stat().st_size < io_bounds.RESULT_BYTES / 2
     fabric = parse(json.loads((tmp_path / "results.json").read_text()))
     assert fabric.matrix and fabric.matrix["slow_pairs"] == len(slow) and len(fabric.matrix["slow"]) == WRITTEN_SLOW
     assert fabric.matrix["slow"][0]["b"] == "node0"

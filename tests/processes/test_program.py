@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.agent import supervisor
 from launcher.agent.supervisor import StopChecker
 from launcher.config.schema import Program
@@ -238,7 +238,7 @@ def test_one_that_lost_another_rank_shows_its_traceback_too(run: Callable[..., A
 
 def test_a_report_has_a_bound_and_is_json_whatever_the_error_says(run: Callable[..., Any], tmp_path: Path) -> None:
     run("raise ValueError('x' * (1 << 22) + chr(0xd800))")
-    assert (tmp_path / "report").stat().st_size < size_limits.REPORT_BYTES
+    assert (tmp_path / "report").stat().st_size < io_bounds.REPORT_BYTES
     error = reported(tmp_path)
     assert error.message.startswith("xxxx")
     assert "characters left out" in error.message

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.fast_dataclasses import Struct
 from launcher.schedulers.base import (
     AnswerLost,
@@ -268,11 +268,11 @@ def parse_jobs(text: str) -> dict[str, SchedulerJob]:
 
 
 def accounted(job_ids: Iterable[str]) -> list[list[str]]:
-    """Returns the arguments of each qacct needed for these jobs; none lists more than size_limits.QACCT_ELEMENTS."""
+    """Returns the arguments of each qacct needed for these jobs; none lists more than io_bounds.QACCT_ELEMENTS."""
     parts: dict[tuple[str, int], list[int]] = {}
     for job_id in job_ids:
         array, _, element = job_id.partition("_")
-        part = int(element) // size_limits.QACCT_ELEMENTS if element else -1
+        part = int(element) // io_bounds.QACCT_ELEMENTS if element else -1
         parts.setdefault((array, part), []).append(int(element or 0) + 1)
     return [
         ["-j", array, *(["-t", f"{min(tasks)}-{max(tasks)}"] if part >= 0 else [])]

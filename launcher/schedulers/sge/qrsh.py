@@ -181,14 +181,14 @@ UNREACHABLE = 10.0  # seconds after SIGKILL was requested in which the program o
 
 def line_of(request: str, hidden: Mapping[str, str], tasks: Sequence[Mapping[str, str]], started: str) -> bytes:
     """Returns the first line for the program `node`; raises ConfigError if the secrets are too large."""
-    from launcher import errors, size_limits
+    from launcher import errors, io_bounds
 
     line = encode({"request": request, "secrets": hidden, "tasks": tasks, "started": started})
-    if len(line) > size_limits.QRSH_LINE_BYTES:
+    if len(line) > io_bounds.QRSH_LINE_BYTES:
         largest = sorted(hidden, key=lambda name: len(hidden[name]), reverse=True)[:3]
         raise errors.ConfigError(
             f"the secret variables of the job are too large for qrsh ({len(line)} bytes when compressed, and at most "
-            f"{size_limits.QRSH_LINE_BYTES}): unset those that are not needed, or exclude them from env.secrets; the "
+            f"{io_bounds.QRSH_LINE_BYTES}): unset those that are not needed, or exclude them from env.secrets; the "
             f"largest are {', '.join(largest)}"
         )
     return line

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.agent.failure_detector import LEAVE_TIMEOUT, STACKS, AgentState, RoundLimits
 from launcher.agent.leader import Coordinator
 from launcher.agent.policy import History, NextStep, RoundEnd, RoundFailure, RoundVerdict, judge, may_be_cut_off
@@ -1087,7 +1087,7 @@ def test_messages_and_events_about_32768_ranks_are_within_their_bounds() -> None
     cluster.hello(*range(1, 4096))
     cluster.tick()
     (begin,) = [message for _, message in cluster.coordinator.take_outbox() if message["type"] == "begin"]
-    assert len(encode(begin)) < size_limits.MESSAGE_BYTES / 8  # with launch=tasks each rank has an agent
+    assert len(encode(begin)) < io_bounds.MESSAGE_BYTES / 8  # with launch=tasks each rank has an agent
     cluster.coordinator.watch(cluster.now)
     for index in range(4096):
         cluster.receive(index, "heartbeat", missing=list(range(8 * index, 8 * index + 8)))
@@ -1097,15 +1097,15 @@ def test_messages_and_events_about_32768_ranks_are_within_their_bounds() -> None
     cluster.tick()
     assert cluster.coordinator.verdict is not None
     fault = cluster.coordinator.verdict.failure.fault
-    assert (fault.code, len(fault.accused)) == (FaultCode.NOT_JOINED, size_limits.ACCUSED)
-    assert len(json.dumps(event_files.entry(fault))) < size_limits.EVENT_BYTES
+    assert (fault.code, len(fault.accused)) == (FaultCode.NOT_JOINED, io_bounds.ACCUSED)
+    assert len(json.dumps(event_files.entry(fault))) < io_bounds.EVENT_BYTES
     places = [
         Place(host=f"a-long-name-of-node{task // 8}.site.example", node=task // 8, task=task) for task in range(32768)
     ]
     missing = Arrivals(places, 0, len(places), set(range(len(places))), 0.0).problem()
     assert missing is not None
     assert "and 32758 more did not reach" in missing.message
-    assert len(json.dumps(event_files.entry(missing))) < size_limits.EVENT_BYTES
+    assert len(json.dumps(event_files.entry(missing))) < io_bounds.EVENT_BYTES
 
 
 # -- spare nodes

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from launcher import Env, size_limits
+from launcher import Env, io_bounds
 from launcher.checkpoint import Checkpointer
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import loading as inspection
@@ -62,7 +62,7 @@ def test_integers_come_back(come_back: Any, what: str, number: int) -> None:
 
 @pytest.mark.parametrize("what", ["extra", "identity", "metrics", "state", "rank_state"])
 @pytest.mark.parametrize(
-    "number", [size_limits.JSON_INTEGERS, -size_limits.JSON_INTEGERS, 10**5000], ids=["least", "negative", "of 5000"]
+    "number", [io_bounds.JSON_INTEGERS, -io_bounds.JSON_INTEGERS, 10**5000], ids=["least", "negative", "of 5000"]
 )
 def test_integers_beyond_the_bound_are_refused_at_the_save(come_back: Any, what: str, number: int) -> None:
     with pytest.raises((CheckpointError, ValueError), match=f"{what} .*integer of more than 300 digits|digits"):
@@ -96,7 +96,7 @@ def test_the_largest_facts_and_10_tb_of_32768_ranks_fit_into_a_manifest() -> Non
     blocks, ranks = 10 * 10**12 // checkpoints.BLOCK + 1, 32_768
     of_files = sum(len(json.dumps({f"__{rank}_0.distcp": {"size": 10**9, "crc32": []}})) for rank in range(ranks))
     of_files += sum(len(json.dumps({f"rank-{rank}.pt": {"size": 10**9, "crc32": [2**32]}})) for rank in range(ranks))
-    assert 3 * size_limits.FACTS_BYTES + of_files + blocks * len("4294967295, ") < size_limits.MANIFEST_BYTES
+    assert 3 * io_bounds.FACTS_BYTES + of_files + blocks * len("4294967295, ") < io_bounds.MANIFEST_BYTES
 
 
 @pytest.mark.parametrize("value", [True, "0.5", None, [1], {"a": 1}])

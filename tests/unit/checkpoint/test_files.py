@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import metadata as dcp_metadata
 
-from launcher import Env, size_limits
+from launcher import Env, io_bounds
 from launcher.checkpoint import Checkpointer, saving, storage
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import loading as inspection
@@ -138,7 +138,7 @@ def test_no_other_builtin_is_taken(call: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("small", [0, 1 << 30], ids=["sharded", "single"])
 def test_files_of_tensors_have_no_bound(small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving, "SMALL", small)
-    monkeypatch.setattr(size_limits, "RECORD_BYTES", 1 << 14)  # more than the manifest has
+    monkeypatch.setattr(io_bounds, "RECORD_BYTES", 1 << 14)  # more than the manifest has
     tensors = {str(index): torch.full((40,), float(index)) for index in range(100)}
     state = {"model": tensors, "text": "x" * 20_000}
     own = {"random": list(range(20_000))}
@@ -146,7 +146,7 @@ def test_files_of_tensors_have_no_bound(small: int, tmp_path: Path, monkeypatch:
     checkpointer.save(1, state, rank_state=own, wait=True)
     path = tmp_path / "checkpoints" / "step-000000001"
     manifest = checkpoints.read(path)
-    assert all(file.size > size_limits.RECORD_BYTES for name, file in manifest.files.items())
+    assert all(file.size > io_bounds.RECORD_BYTES for name, file in manifest.files.items())
     into = {"model": {name: torch.zeros(40) for name in tensors}, "text": ""}
     loaded = checkpointer.load(into)
     checkpointer.close()

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.folder import CheckpointFolder, Retention
 from launcher.checkpoint.format import Block, CheckpointError, Damaged, File, Manifest, Misfit
@@ -200,7 +200,7 @@ def test_the_manifest_of_10_tb_from_32768_ranks_is_within_its_bound() -> None:
     ranks = range(32_768 - 512, 32_768)  # one of 64
     parts = {f"__{rank}_0.distcp": File(size, (1 << 31,) * (size // checkpoints.BLOCK + 1)) for rank in ranks}
     own = {f"rank-{rank}.pt": File(10_000, (1 << 31,)) for rank in ranks}
-    assert 64 * len(manifest(10**9, files={**parts, **own}).text()) < size_limits.MANIFEST_BYTES // 4
+    assert 64 * len(manifest(10**9, files={**parts, **own}).text()) < io_bounds.MANIFEST_BYTES // 4
 
 
 @given(st.lists(st.integers(0, 9)), st.integers(1, 8))

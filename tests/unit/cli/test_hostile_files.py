@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.checkpoint import format as checkpoints
 from launcher.cli import checkpoint, post_mortem, status, why
 from launcher.cli.output import cause, outcome, print_unreadable
@@ -402,10 +402,10 @@ PLAIN = ["output-8.log", "attempts/1/logs/rank-1.err", "attempts/1/logs/rank-1.o
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that are soon reached."""
-    monkeypatch.setattr(size_limits, "EVENTS_BYTES", 1 << 20)
-    monkeypatch.setattr(size_limits, "RECORD_BYTES", 1 << 20)
-    monkeypatch.setattr(size_limits, "EVENTS_LINES", 1 << 12)
-    monkeypatch.setattr(size_limits, "EVENT_BYTES", 1 << 18)
+    monkeypatch.setattr(io_bounds, "EVENTS_BYTES", 1 << 20)
+    monkeypatch.setattr(io_bounds, "RECORD_BYTES", 1 << 20)
+    monkeypatch.setattr(io_bounds, "EVENTS_LINES", 1 << 12)
+    monkeypatch.setattr(io_bounds, "EVENT_BYTES", 1 << 18)
 
 
 @pytest.mark.parametrize("make", [eight_gigabytes, many_small, one_line, brackets])

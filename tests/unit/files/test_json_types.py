@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.fast_dataclasses import Struct
 from launcher.files.json_types import as_json, from_json, misfit
 
@@ -38,7 +38,7 @@ class Whole(Struct):
     colours: Mapping[str, Colour] = {}
 
 
-MOST = size_limits.FIELD_INTEGERS
+MOST = io_bounds.FIELD_INTEGERS
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from launcher import errors, size_limits
+from launcher import errors, io_bounds
 from launcher.agent import preflight_checks as checks
 from launcher.agent.preflight import CheckedNode, PreflightVerdict, decide, nodes_of
 from launcher.agent.preflight_checks import MIB, CheckLevel, CheckProblem, NodeCheck, RankChecks, check
@@ -115,7 +115,7 @@ def test_a_verdict_on_4096_nodes_takes_moments_and_its_event_can_be_read_again(c
     )
     assert time.process_time() - began < 10  # the others wait for the leader's heartbeats
     event = Preflighted(round=0, then=verdict.then, nodes=4096, seconds=1.0, bad=verdict.bad, warnings=verdict.warnings)
-    assert len(json.dumps(event_files.entry(event))) < size_limits.EVENT_BYTES
+    assert len(json.dumps(event_files.entry(event))) < io_bounds.EVENT_BYTES
     assert len(verdict.bad) + len(verdict.warnings) > 10
 
 

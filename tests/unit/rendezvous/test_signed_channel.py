@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import launcher
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.rendezvous import signed_channel as channel_module
 from launcher.rendezvous.signed_channel import MAC, MAGIC, NONCE, PROOF, Channel, ChannelError, encode, proof
 
@@ -349,15 +349,15 @@ def test_what_is_no_json_object_ends_the_connection(sockets: list[socket.socket]
 
 def test_a_message_that_is_too_long_is_refused_before_it_has_come(sockets: list[socket.socket]) -> None:
     server, _, to_server, _ = relayed(sockets)
-    to_server.sendall((size_limits.MESSAGE_BYTES + 1).to_bytes(4, "big") + bytes(MAC))
-    with pytest.raises(ChannelError, match=f"{size_limits.MESSAGE_BYTES + 1} bytes"):
+    to_server.sendall((io_bounds.MESSAGE_BYTES + 1).to_bytes(4, "big") + bytes(MAC))
+    with pytest.raises(ChannelError, match=f"{io_bounds.MESSAGE_BYTES + 1} bytes"):
         server.receive()
 
 
 def test_a_message_that_the_other_end_would_refuse_is_not_sent(
     sockets: list[socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(size_limits, "MESSAGE_BYTES", 1000)
+    monkeypatch.setattr(io_bounds, "MESSAGE_BYTES", 1000)
     server, client = connected(sockets)
     with pytest.raises(ValueError, match="over the limit of 1000"):
         client.send({"text": "x" * 1000})

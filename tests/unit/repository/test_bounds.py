@@ -1,4 +1,4 @@
-"""Every bound is in launcher/size_limits.py; tests/unit/test_size_limits.py tries each."""
+"""Every bound is in launcher/io_bounds.py; tests/unit/test_io_bounds.py tries each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from launcher import size_limits
+from launcher import io_bounds
 from tests.launch import ROOT
 from tests.unit.repository.trees import tree
 
@@ -108,7 +108,7 @@ def compared(module: ast.Module) -> Iterator[int]:
 MODULES = {
     path.relative_to(ROOT / "launcher").with_suffix("").as_posix(): path
     for path in sorted((ROOT / "launcher").rglob("*.py"))
-    if path.name != "size_limits.py"
+    if path.name != "io_bounds.py"
 }
 
 
@@ -120,7 +120,7 @@ def texts() -> list[str]:
 def test_a_bound_is_in_the_module_of_bounds() -> None:
     found = {f"{module}.{name}" for module, path in MODULES.items() for name in large_constants(tree(path))}
     known = set().union(*NO_BOUNDS.values())
-    assert found - known == set(), "a bound on what is written or read belongs into launcher/size_limits.py"
+    assert found - known == set(), "a bound on what is written or read belongs into launcher/io_bounds.py"
     assert known - found == set(), "these are gone"
 
 
@@ -130,9 +130,9 @@ def test_a_bound_has_a_name() -> None:
     assert {each.partition(":")[0] for each in found} == {"binding/hardware"}
 
 
-@pytest.mark.parametrize("bound", [name for name in vars(size_limits) if name.isupper()])
+@pytest.mark.parametrize("bound", [name for name in vars(io_bounds) if name.isupper()])
 def test_each_bound_is_used_by_its_module(bound: str) -> None:
-    assert any(f"size_limits.{bound}" in text for text in texts()), "take it from the module of bounds"
+    assert any(f"io_bounds.{bound}" in text for text in texts()), "take it from the module of bounds"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.errors import ConfigError, RunError
 from launcher.paths import new_id
 from launcher.plan.build import check_name
@@ -82,7 +82,7 @@ def nested(levels: int) -> Any:
 
 
 def test_results_and_configs_come_back_up_to_their_bounds(tmp_path: Path) -> None:
-    most = size_limits.JSON_LEVELS - 2
+    most = io_bounds.JSON_LEVELS - 2
     values = {
         "integers": [sign * value for sign in (1, -1) for value in (2**63 - 1, 2**63, 2**64, 2**128, 10**300 - 1)],
         "levels": [nested(most - 2), nested(most - 1)],
@@ -100,7 +100,7 @@ def test_a_result_leaves_out_what_could_not_be_read_again_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make(tmp_path, "a")
-    values = {"big": 10**300, "deep": nested(size_limits.JSON_LEVELS), "loss": 0.5, "key": {(1, 2): 3}, "other": run}
+    values = {"big": 10**300, "deep": nested(io_bounds.JSON_LEVELS), "loss": 0.5, "key": {(1, 2): 3}, "other": run}
     left = run.write_result(values)
     assert run.result() == {"loss": 0.5, "other": str(run)}
     assert [line.partition(":")[0] for line in left] == ["big", "deep", "key"]
@@ -116,7 +116,7 @@ def test_a_result_leaves_out_what_could_not_be_read_again_and_says_so(
 def test_a_result_of_any_size_is_written_without_its_largest_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(size_limits, "RESULT_BYTES", 1 << 10)
+    monkeypatch.setattr(io_bounds, "RESULT_BYTES", 1 << 10)
     run = make(tmp_path, "a")
     (line,) = run.write_result({"curve": "x" * 600, "loss": 1, "weights": "x" * 700})
     assert line.startswith("weights: ")
@@ -130,14 +130,14 @@ def test_a_record_that_could_not_be_read_again_is_refused_by_name(
     before = run.record()
     for config, words in [
         ({"seed": 10**300}, "an integer of more than 300 digits"),
-        ({"a": nested(size_limits.JSON_LEVELS)}, "nested more than 64 levels"),
+        ({"a": nested(io_bounds.JSON_LEVELS)}, "nested more than 64 levels"),
         ({"a": "x" * 20_000}, "bytes as JSON, and 20,000 are read"),
     ]:
-        monkeypatch.setattr(size_limits, "RECORD_BYTES", 20_000)
+        monkeypatch.setattr(io_bounds, "RECORD_BYTES", 20_000)
         with pytest.raises(ConfigError, match=words):
             run.write_record(plan_of(), config, {})
     with pytest.raises(ConfigError, match="procs_per_node is an integer of more than 64 bits"):
-        run.write_record(replace(plan_of(), procs_per_node=size_limits.FIELD_INTEGERS), {}, {})
+        run.write_record(replace(plan_of(), procs_per_node=io_bounds.FIELD_INTEGERS), {}, {})
     assert run.record() == before
 
 

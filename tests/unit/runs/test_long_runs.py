@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.cli import status as status_command
 from launcher.cli.progress import progress_of
 from launcher.monitoring.run_status import JobMonitor, RunStatus, status_of
@@ -99,7 +99,7 @@ def test_a_hundred_days_of_200_metrics_stay_small() -> None:
     }))))  # fmt: skip
     step = len(json.dumps(event_files.entry(Progress(step=10**7, total=10**7))))
     size = most_events(100 * DAY) * line + 100 * DAY / STEP * step
-    assert size < 2 * size_limits.EVENTS_BYTES
+    assert size < 2 * io_bounds.EVENTS_BYTES
 
 
 @pytest.mark.parametrize("value", [10**300, -(10**300), {"a": [10**301]}])
@@ -119,8 +119,8 @@ def test_a_number_that_no_reader_takes_is_refused(attempt: Attempt, value: Any) 
 def test_of_a_file_that_is_too_large_events_are_read_that_are_evenly_apart(
     attempt: Attempt, count: int, metrics: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(size_limits, "EVENTS_BYTES", 1 << 18)
-    monkeypatch.setattr(size_limits, "EVENT_BYTES", 1 << 14)
+    monkeypatch.setattr(io_bounds, "EVENTS_BYTES", 1 << 18)
+    monkeypatch.setattr(io_bounds, "EVENT_BYTES", 1 << 14)
     path = attempt.events_file("rank-0")
     path.write_text(lines(count, metrics))
     found = list(event_files.read(path))
@@ -135,7 +135,7 @@ def test_of_a_file_that_is_too_large_events_are_read_that_are_evenly_apart(
 def test_of_too_many_lines_some_are_read_that_are_evenly_apart(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(size_limits, "EVENTS_LINES", 1000)
+    monkeypatch.setattr(io_bounds, "EVENTS_LINES", 1000)
     path = attempt.events_file("rank-0")
     path.write_text(lines(10_000))
     found = list(event_files.read(path))
@@ -146,7 +146,7 @@ def test_of_too_many_lines_some_are_read_that_are_evenly_apart(
 
 @pytest.mark.parametrize("cut", ["", '{"time": 1e9, "eve'])
 def test_of_too_many_lines_none_is_read_twice(attempt: Attempt, cut: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(size_limits, "EVENTS_LINES", 1000)
+    monkeypatch.setattr(io_bounds, "EVENTS_LINES", 1000)
     path = attempt.events_file("rank-0")
     path.write_text(lines(10_000) + lines(5, metrics=300).replace('"step": ', '"step": 1000') + cut)  # long ones last
     steps = [event["step"] for event in event_files.read(path)]
@@ -155,7 +155,7 @@ def test_of_too_many_lines_none_is_read_twice(attempt: Attempt, cut: str, monkey
 
 
 def test_the_report_of_an_old_run_has_whole_curves(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(size_limits, "EVENTS_BYTES", 1 << 18)
+    monkeypatch.setattr(io_bounds, "EVENTS_BYTES", 1 << 18)
     attempt.events_file("rank-0").write_text(lines(20_000))
     seen = ended(attempt)
     found = collect(seen, None)
@@ -176,7 +176,7 @@ def test_the_step_is_known_whatever_the_number_of_metrics(attempt: Attempt, metr
 
 
 def test_a_search_reads_all_reports_however_many_there_are(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(size_limits, "EVENTS_BYTES", 1000)
+    monkeypatch.setattr(io_bounds, "EVENTS_BYTES", 1000)
     attempt.events_file("rank-0").write_text(lines(100))
     reports = PointReports(attempt.run, "metric_0")
     assert [step for step, _, _ in reports.new()] == [*range(1, 101)]

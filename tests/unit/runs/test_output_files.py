@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.errors import UnavailableError
 from launcher.runs import event_files
 from launcher.runs import events as kinds
@@ -120,8 +120,8 @@ def test_whole_lines_are_read_in_pieces(tmp_path_factory: pytest.TempPathFactory
 
 
 def test_a_line_that_does_not_end_is_shown_when_it_is_long(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"x" * (size_limits.OUTPUT_LINE_BYTES + printed.BLOCK))
-    assert b"".join(read(tmp_path / "file", 0, None, last=False)).startswith(b"x" * size_limits.OUTPUT_LINE_BYTES)
+    (tmp_path / "file").write_bytes(b"x" * (io_bounds.OUTPUT_LINE_BYTES + printed.BLOCK))
+    assert b"".join(read(tmp_path / "file", 0, None, last=False)).startswith(b"x" * io_bounds.OUTPUT_LINE_BYTES)
 
 
 @given(lines=LINES, half=st.booleans(), block=st.integers(1, 20), count=st.integers(1, 15))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.errors import RunError
 from launcher.runs import point_claims
 from launcher.runs.events import ManagerIdle
@@ -268,4 +268,4 @@ def test_names_that_are_no_entries_are_left_out(tmp_path: Path) -> None:
         os.link(tmp_path / point_claims.CLAIMS / "0-0-0-0.claimed", tmp_path / point_claims.CLAIMS / name)
     logs = Claims(tmp_path, 0).logs()
     assert {point: log.state for point, log in logs.items() if log.begun} == {7: State.HELD}
-    assert max(logs) < size_limits.SWEEP_POINTS
+    assert max(logs) < io_bounds.SWEEP_POINTS

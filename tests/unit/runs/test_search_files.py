@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.config.search_space import Goal, Method
 from launcher.errors import RunError
 from launcher.runs.sweep_directory import RUNG, SearchRecord, SearchSettings, TrialState
@@ -98,7 +98,7 @@ def test_a_point_may_report_what_is_no_finite_number(tmp_path: Path) -> None:
 def test_all_rungs_of_a_trial_are_shown_at_once(tmp_path: Path) -> None:
     """Each rung has a power of the factor as its number of steps."""
     journal = journal_of(
-        tmp_path, NEW, trial(9, system_attr={RUNG + str(number): 1 for number in range(size_limits.SEARCH_RUNGS)})
+        tmp_path, NEW, trial(9, system_attr={RUNG + str(number): 1 for number in range(io_bounds.SEARCH_RUNGS)})
     )
     journal.min_steps = 1
     assert len(progress.rungs_of(SETTINGS, journal)) == 64
@@ -108,7 +108,7 @@ def test_all_rungs_of_a_trial_are_shown_at_once(tmp_path: Path) -> None:
 def test_more_points_or_overrides_than_a_sweep_has_are_refused(
     bound: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(size_limits, bound, most)
+    monkeypatch.setattr(io_bounds, bound, most)
     assert len(journal_of(tmp_path, NEW, NEW).trials) == 2
     assert len(journal_of(tmp_path, NEW, NEW, NEW).trials) == 3
     with pytest.raises(RunError, match="at most 3"):
@@ -117,15 +117,15 @@ def test_more_points_or_overrides_than_a_sweep_has_are_refused(
 
 def test_a_search_chooses_no_point_that_could_not_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     fixed = replace(SETTINGS, fixed=("a=1", "b=2"))
-    monkeypatch.setattr(size_limits, "SWEEP_OVERRIDES", 6)
+    monkeypatch.setattr(io_bounds, "SWEEP_OVERRIDES", 6)
     assert [fixed.full(chosen) for chosen in (1, 2, 3, 4)] == [False, False, True, True]
-    monkeypatch.setattr(size_limits, "SWEEP_POINTS", 2)
+    monkeypatch.setattr(io_bounds, "SWEEP_POINTS", 2)
     assert [fixed.full(chosen) for chosen in (0, 1, 2, 3)] == [False, False, True, True]
     assert [replace(SETTINGS, points=1).full(chosen) for chosen in (0, 1)] == [False, True]
 
 
 def test_a_line_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(size_limits, "SEARCH_LINE_BYTES", len(json.dumps(NEW)))
+    monkeypatch.setattr(io_bounds, "SEARCH_LINE_BYTES", len(json.dumps(NEW)))
     assert len(journal_of(tmp_path, NEW, NEW).trials) == 2
     with pytest.raises(RunError, match="line 2 has more than"):
         journal_of(tmp_path, NEW, {**NEW, "x": ""})

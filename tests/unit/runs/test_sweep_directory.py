@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.errors import ConfigError, RunError
 from launcher.runs import events as kinds
 from launcher.runs import lookup, sweep_directory
@@ -127,7 +127,7 @@ def test_a_manifest_with_too_many_points_is_refused_before_they_are_looked_at(
 ) -> None:
     sweep = Sweep.create(tmp_path / "lr-1")
     sweep.write(many(20, 0))
-    monkeypatch.setattr(size_limits, "SWEEP_POINTS", 19)
+    monkeypatch.setattr(io_bounds, "SWEEP_POINTS", 19)
     monkeypatch.setattr("launcher.runs.sweep_directory.misfit", lambda *_: pytest.fail("each point was looked at"))
     with pytest.raises(RunError, match="it has 20 points, and a sweep has at most 19"):
         sweep.manifest()

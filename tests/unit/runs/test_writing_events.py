@@ -11,7 +11,7 @@ import numpy
 import pytest
 import torch
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.runs import directory, event_files
 from launcher.runs.directory import Attempt, Events, Run
 from launcher.runs.events import Event, Finished, Met, Resized, Restart
@@ -158,7 +158,7 @@ def test_an_event_over_a_bound_does_not_keep_back_those_after_it(
     monkeypatch.setattr(event_files, "append", failing)
     tell = Events(attempt, "rank-0")
     tell(Met(members=2, ranks=2))
-    tell(Restart(error="x" * size_limits.EVENT_BYTES, rank=1))
+    tell(Restart(error="x" * io_bounds.EVENT_BYTES, rank=1))
     fails = False
     assert tell(Finished())
     assert [each["event"] for each in event_files.read(attempt.events_file("rank-0"))] == ["met", "finished"]

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.schedulers.base import QueryError, QueryTimeout
 from launcher.schedulers.run_command import NoAnswer, SubmitCommand, query, run_submission
 
 
 @pytest.mark.parametrize("where", ["", ">&2"])
 def test_what_goes_on_printing_is_ended(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(size_limits, "QUERY_BYTES", 1 << 20)
+    monkeypatch.setattr(io_bounds, "QUERY_BYTES", 1 << 20)
     with pytest.raises(QueryError, match="sh printed more than 1 MiB, which is no answer"):
         query("sh", "-c", f"exec yes {where}", timeout=60, environment=os.environ)
     with pytest.raises(NoAnswer, match="sh printed more than 1 MiB, which is no answer"):

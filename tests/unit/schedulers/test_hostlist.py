@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.schedulers.topology import expand, expand_counts, hosts_in, variable
 
 
@@ -116,7 +116,7 @@ def test_the_hosts_of_a_job_fit_into_a_variable(count: int) -> None:
 
 
 def test_a_variable_holds_as_much_as_the_kernel_says() -> None:
-    for size, fits in ((size_limits.VARIABLE_BYTES, True), (size_limits.VARIABLE_BYTES + 1, False)):
+    for size, fits in ((io_bounds.VARIABLE_BYTES, True), (io_bounds.VARIABLE_BYTES + 1, False)):
         with contextlib.nullcontext() if fits else pytest.raises(OSError, match="too long"):
             subprocess.run(["/bin/true"], env={"A": "x" * (size - 2)}, check=True)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.failures import error_patterns
 from launcher.worker import exit_report, user_script
 from launcher.worker.exit_report import (
@@ -91,22 +91,22 @@ def test_a_rank_that_returns_much_has_done_its_work(report: int) -> None:
 def test_a_rank_that_returns_more_than_a_result_holds_has_done_its_work(
     report: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(size_limits, "RESULT_BYTES", 1 << 12)
+    monkeypatch.setattr(io_bounds, "RESULT_BYTES", 1 << 12)
     assert run_and_report(lambda: {"weights": "x" * (1 << 12), "loss": 1}, report) == 0
     assert read_report(report) == ({"loss": 1}, None)
 
 
 def test_the_largest_report_is_read(report: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Metrics that fill a result, and an error of the longest texts, every character of which is escaped."""
-    monkeypatch.setattr(size_limits, "RESULT_BYTES", 1 << 12)
-    monkeypatch.setattr(size_limits, "REPORT_BYTES", size_limits.RESULT_BYTES + (1 << 10))
-    text = "x" * (size_limits.RESULT_BYTES - len('{\n "a": "",\n \n}'))
+    monkeypatch.setattr(io_bounds, "RESULT_BYTES", 1 << 12)
+    monkeypatch.setattr(io_bounds, "REPORT_BYTES", io_bounds.RESULT_BYTES + (1 << 10))
+    text = "x" * (io_bounds.RESULT_BYTES - len('{\n "a": "",\n \n}'))
     assert run_and_report(lambda: {"a": text}, report) == 0
     assert read_report(report)[0] == {"a": text}
-    assert size_limits.RESULT_BYTES < os.fstat(report).st_size < size_limits.REPORT_BYTES
+    assert io_bounds.RESULT_BYTES < os.fstat(report).st_size < io_bounds.REPORT_BYTES
     monkeypatch.undo()
     longest = user_script.LONGEST_MESSAGE + user_script.LONGEST_TRACEBACK
-    assert len(json.dumps("\U0001f600" * longest)) + (1 << 12) < size_limits.REPORT_BYTES
+    assert len(json.dumps("\U0001f600" * longest)) + (1 << 12) < io_bounds.REPORT_BYTES
 
 
 def test_one_rank_of_a_node_reports_metrics(report: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_the_last_words_of_a_program_are_its_error(text: str, code: int, error: 
 
 @pytest.mark.parametrize("more", [-1, 0])
 def test_the_end_of_what_was_printed_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
-    monkeypatch.setattr(size_limits, "LAST_WORDS_BYTES", len(ARGPARSE) + more)
+    monkeypatch.setattr(io_bounds, "LAST_WORDS_BYTES", len(ARGPARSE) + more)
     (tmp_path / "err").write_text(ARGPARSE)
     found = read_last_words(tmp_path / "err", 2)
     assert found is not None

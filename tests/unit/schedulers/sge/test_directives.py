@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher import size_limits
+from launcher import io_bounds
 from launcher.errors import ConfigError
 from launcher.plan.plan import Cluster
 from launcher.schedulers.base import QueryError
@@ -116,7 +116,7 @@ def test_a_line_fits_into_the_pipe_or_the_largest_secrets_are_named(monkeypatch:
     hidden = {"A_TOKEN": "a", "B_TOKEN": "b" * 500, "C_TOKEN": "c" * 90}
     line = qrsh.line_of("/request", hidden, [{}], "/started")
     assert qrsh.decode(line) == {"request": "/request", "secrets": hidden, "tasks": [{}], "started": "/started"}
-    monkeypatch.setattr(size_limits, "QRSH_LINE_BYTES", len(line) - 1)
+    monkeypatch.setattr(io_bounds, "QRSH_LINE_BYTES", len(line) - 1)
     with pytest.raises(ConfigError, match="the largest are B_TOKEN, C_TOKEN, A_TOKEN"):
         qrsh.line_of("/request", hidden, [{}], "/started")
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from launcher import Env, size_limits
+from launcher import Env, io_bounds
 from launcher.agent import workers
 from launcher.checkpoint import Checkpointer, state
 from launcher.checkpoint import format as checkpoints
@@ -51,7 +51,7 @@ from tests.unit.sweep_runs import make_sweep
 from tests.unit.sweeps.test_control import Site, elements
 from tests.unit.worker.test_exit_report import ARGPARSE
 
-NAMES = [name for name in vars(size_limits) if name.isupper()]
+NAMES = [name for name in vars(io_bounds) if name.isupper()]
 # What is written and read is below these bounds; the others may be reached.
 BELOW = {"JSON_INTEGERS", "FIELD_INTEGERS", "OUTPUT_LINE_BYTES"}
 REFUSED = (
@@ -121,7 +121,7 @@ def test_what_a_bound_allows_comes_back_and_more_is_refused(bound: str, more: in
         assert tried.read or tried.write
         allowed = tried.size + more * -1
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(size_limits, bound, allowed)
+            patch.setattr(io_bounds, bound, allowed)
             fits = more < 0 if bound in BELOW else more <= 0
             assert tried.read is None or whole(tried.read, "") is fits, function.__name__
             assert tried.write is None or whole(tried.write, tried.words) is fits, function.__name__
@@ -385,7 +385,7 @@ def an_integer_of_a_rank(place: Place) -> Tried:
 def a_field_of_a_plan(place: Place) -> Tried:
     run, plan = Run.create(place.folder / "run"), replace(plan_of(), procs_per_node=BIG)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(size_limits, "FIELD_INTEGERS", BIG + 1)
+        patch.setattr(io_bounds, "FIELD_INTEGERS", BIG + 1)
         run.write_record(plan, {}, {})
 
     def write() -> bool:
@@ -551,7 +551,7 @@ def accused(place: Place) -> Tried:
             cluster.tick(LIMITS.rendezvous_timeout + 1)
         assert cluster.coordinator.verdict is not None
         named = len(cluster.coordinator.verdict.failure.fault.accused)
-        assert named == min(6, size_limits.ACCUSED)
+        assert named == min(6, io_bounds.ACCUSED)
         return named == 6
 
     return Tried(6, write=write)
@@ -572,7 +572,7 @@ def hosts(place: Place) -> Tried:
 
 @tries("VARIABLE_BYTES")
 def a_variable(place: Place) -> Tried:
-    place.patch.setattr(size_limits, "HOSTS_BYTES", 1)
+    place.patch.setattr(io_bounds, "HOSTS_BYTES", 1)
     ((name, value),) = variable(HOSTS).items()
     return Tried(
         len(f"{name}={value}"), None, lambda: hosts_in(variable(HOSTS)) == HOSTS, "the names of 100 hosts take"
