@@ -14,8 +14,8 @@ A module with the name of a command has the command's `run` function; `commands`
 - `why`: `why`: why a run is in its state, and what would start a pending one sooner; its JSON
 - `post_mortem`: `post-mortem`: what is found of an attempt that ended (verdict, traceback, stacks, log lines, files),
   and its layout
-- `cleanup`: `cancel`: cancels runs, sweeps and orphaned jobs (whose run directory is gone); `prune`: which old runs may
-  be removed, and their removal
+- `cancel_and_prune`: cancels runs, sweeps and orphaned jobs (whose run directory is gone); which old runs `prune` may
+  remove, and their removal
 - `attach`: a shell, stacks or the debugger of a running rank
 - `checkpoint`: lists, inspects, verifies and extracts checkpoints
 - `sweep`: the actions of `sweep`: progress, points, and what they gave; changes of a sweep

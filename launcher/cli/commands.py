@@ -52,8 +52,8 @@ COMMANDS = {
 }
 # Commands that share a module, where their functions have their names. Any other has `run` in a module of its name.
 SHARED = {
-    "run": "submit", "resume": "submit", "cancel": "cleanup", "prune": "cleanup", "env": "site", "data": "site",
-    "template": "site",
+    "run": "submit", "resume": "submit", "cancel": "cancel_and_prune", "prune": "cancel_and_prune",
+    "env": "site", "data": "site", "template": "site",
 }  # fmt: skip
 # Commands that are not about runs here, and have no option --runs-dir.
 WITHOUT_RUNS = ("run", "site", "env", "template", "data", "doctor", "complete", "help")

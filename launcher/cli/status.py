@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.cli.cleanup import Orphan, Orphans, in_batches, short_job
+from launcher.cli.cancel_and_prune import Orphan, Orphans, in_batches, short_job
 from launcher.cli.commands import remote_profiles
 from launcher.cli.output import WIDTH, cause, ending, json_text, print_columns, print_unreadable, program, table
 from launcher.cli.progress import on_terminal, progress_of, timed, wait_until_readable

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from launcher.cli import commands, status
-from launcher.cli.cleanup import short_job
+from launcher.cli.cancel_and_prune import short_job
 from launcher.cli.commands import ACTIONS
 from launcher.errors import LauncherError
 from launcher.failures.codes import StopReason

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import cleanup
-from launcher.cli.cleanup import (
+from launcher.cli import cancel_and_prune
+from launcher.cli.cancel_and_prune import (
     Orphan,
     Orphans,
     family,
@@ -111,7 +111,7 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
     Sweep.create(tmp_path / "lr")
     (tmp_path / "lr" / "sweep.json").write_text("{}")
     made = Queue(j1=tmp_path / "kept", j2=tmp_path / "elsewhere", j3=tmp_path / "gone", j4=tmp_path / "lr")
-    monkeypatch.setattr(cleanup, "schedulers", lambda others=(): {"slurm": made})
+    monkeypatch.setattr(cancel_and_prune, "schedulers", lambda others=(): {"slurm": made})
     return made
 
 
@@ -132,7 +132,7 @@ def test_a_job_is_no_orphan_because_its_folder_cannot_be_seen_here(
     """It may be on a file system of another cluster, or of a file server that does not answer."""
     paths = {"1": "scratch/train", "2": "stale/train", "3": "gone", "4": "gone-sweep/3", "5": "scratch/lr/3"}
     queue = Queue(**{f"j{number}": tmp_path / path for number, path in paths.items()})
-    monkeypatch.setattr(cleanup, "schedulers", lambda others=(): {"slurm": queue})
+    monkeypatch.setattr(cancel_and_prune, "schedulers", lambda others=(): {"slurm": queue})
     server.fail(tmp_path / "stale", number=errno.ESTALE)
     orphans = Orphans(JobMonitor())
     assert [each.job for each in orphans.look([])] == ["3", "4"]
@@ -152,9 +152,9 @@ def test_the_run_of_a_job_by_its_record(tmp_path: Path) -> None:
         run.write_record(plan_of(), {}, {"token": "t"})
         for job in jobs:
             run.journal(Submitted(job=job))
-    found = {job: cleanup.run_of_job(job, tmp_path) for job in ("0a1b", "0a1c", "0a1d")}
+    found = {job: cancel_and_prune.run_of_job(job, tmp_path) for job in ("0a1b", "0a1c", "0a1d")}
     assert found == {"0a1b": None, "0a1c": Run(tmp_path / "twice"), "0a1d": Run(tmp_path / "other")}
-    assert cleanup.run_of_job("e81f4eadc6", tmp_path) == Run(tmp_path / "here")
+    assert cancel_and_prune.run_of_job("e81f4eadc6", tmp_path) == Run(tmp_path / "here")
 
 
 def test_a_job_by_its_id(queue: Queue, tmp_path: Path) -> None:
@@ -165,5 +165,5 @@ def test_a_job_by_its_id(queue: Queue, tmp_path: Path) -> None:
     queue.problem = "squeue failed"
     with pytest.raises(QueryError, match="squeue failed"):
         look_for("3")
-    cleanup.cancel_orphan(Orphan("slurm", "3", "", tmp_path / "gone"))
+    cancel_and_prune.cancel_orphan(Orphan("slurm", "3", "", tmp_path / "gone"))
     assert queue.ended == ["3"]

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from launcher.cli import cleanup, commands
-from launcher.cli.cleanup import PruneCandidate, named_by, needs, reason_to_keep
+from launcher.cli import cancel_and_prune, commands
+from launcher.cli.cancel_and_prune import PruneCandidate, named_by, needs, reason_to_keep
 from launcher.errors import ConfigError
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import JobMonitor
@@ -198,16 +198,16 @@ def test_a_sweep_is_removed_though_no_file_can_be_made(
         return opened(path, flags, *arguments, **options)
 
     monkeypatch.setattr(os, "open", full)
-    (found,) = cleanup.survey(tmp_path, JobMonitor())
-    assert cleanup.remove(found, tmp_path, time.time() + 1, ["done"], JobMonitor()) is None
+    (found,) = cancel_and_prune.survey(tmp_path, JobMonitor())
+    assert cancel_and_prune.remove(found, tmp_path, time.time() + 1, ["done"], JobMonitor()) is None
     assert not sweep.path.exists()
 
 
 def test_a_run_that_goes_on_meanwhile_stays(make: Callable[..., Run], tmp_path: Path) -> None:
     run = make("a", code=1)
-    found = cleanup.survey(tmp_path, JobMonitor())[0]
+    found = cancel_and_prune.survey(tmp_path, JobMonitor())[0]
     event_files.append(run.path / "attempts/0/events/s.jsonl", kinds.Ended(code=1))  # its last news is of now
-    assert cleanup.remove(found, tmp_path, time.time() - 30 * DAY, ["failed"], JobMonitor()) == "it is younger"
+    assert cancel_and_prune.remove(found, tmp_path, time.time() - 30 * DAY, ["failed"], JobMonitor()) == "it is younger"
     assert run.path.exists()
 
 
@@ -217,13 +217,16 @@ def test_a_run_with_a_heartbeat_stays_whatever_the_scheduler_that_is_asked_knows
 ) -> None:
     """On another cluster it has none, or an older one of the same number. The run reports no steps."""
     run = make("a", None)
-    (found,) = cleanup.survey(tmp_path, JobMonitor())
+    (found,) = cancel_and_prune.survey(tmp_path, JobMonitor())
     monkeypatch.setattr(run_status.JobMonitor, "job", lambda *_: job)
     (run.path / "lease").touch()
-    (again,) = cleanup.survey(tmp_path, JobMonitor())
+    (again,) = cancel_and_prune.survey(tmp_path, JobMonitor())
     before = time.time() - 30 * DAY
-    assert [cleanup.reason_to_keep(each, before, ["lost"]) for each in (found, again)] == [None, "it is younger"]
-    assert cleanup.remove(found, tmp_path, before, ["lost"], JobMonitor()) == "it is younger"
+    assert [cancel_and_prune.reason_to_keep(each, before, ["lost"]) for each in (found, again)] == [
+        None,
+        "it is younger",
+    ]
+    assert cancel_and_prune.remove(found, tmp_path, before, ["lost"], JobMonitor()) == "it is younger"
     assert run.path.exists()
 
 
@@ -260,7 +263,7 @@ def test_what_somebody_has_come_to_wait_for_meanwhile_stays(
         sweep = make_sweep(tmp_path, 2, name="a", plan=HERE)
         for number in range(2):
             end(sweep.run(number))
-    (found,) = cleanup.survey(tmp_path, JobMonitor())
+    (found,) = cancel_and_prune.survey(tmp_path, JobMonitor())
     queued = dataclasses.replace(plan_of(), after=(f"ok:{sweep.run(1).path if point else sweep.path}",))
     if by_a_sweep:
         follower = make_sweep(tmp_path / "other", 1, name="b", plan=queued).path
@@ -268,9 +271,9 @@ def test_what_somebody_has_come_to_wait_for_meanwhile_stays(
         follower = make("b", None, queued, tmp_path / "other").path
     assert dependencies.blocking_jobs(dataclasses.replace(queued, run_id="b", run_dir=str(follower))) == []
     monkeypatch.setattr(run_status.JobMonitor, "job", lambda *_: run_status.JobStatus(JobState.PENDING))
-    why = cleanup.remove(found, tmp_path, time.time() - 30 * DAY, ["done"], JobMonitor())
+    why = cancel_and_prune.remove(found, tmp_path, time.time() - 30 * DAY, ["done"], JobMonitor())
     assert why == f"{'b/0' if by_a_sweep else 'b'} needs it"
-    assert cleanup.survey(tmp_path, JobMonitor())[0].needed_by
+    assert cancel_and_prune.survey(tmp_path, JobMonitor())[0].needed_by
     assert sweep.path.exists()
 
 
@@ -279,10 +282,10 @@ def test_who_waits_and_cannot_be_read_now_may_need_it(
 ) -> None:
     needed = make("a")
     follower = make("b", None, dataclasses.replace(plan_of(), after=(f"ok:{needed.path}",)), tmp_path / "other")
-    (found,) = cleanup.survey(tmp_path, JobMonitor())
+    (found,) = cancel_and_prune.survey(tmp_path, JobMonitor())
     dependencies.blocking_jobs(follower.plan())
     server.fail(follower.path / "journal.jsonl", number=errno.EIO)
-    assert cleanup.remove(found, tmp_path, time.time() - 30 * DAY, ["done"], JobMonitor()) == "b needs it"
+    assert cancel_and_prune.remove(found, tmp_path, time.time() - 30 * DAY, ["done"], JobMonitor()) == "b needs it"
 
 
 def test_a_run_that_cannot_be_read_now_may_need_any_other(
@@ -307,9 +310,9 @@ def test_a_removal_that_was_interrupted_is_finished_by_the_next_one(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(cleanup.shutil, "rmtree", interrupted)
+        patched.setattr(cancel_and_prune.shutil, "rmtree", interrupted)
         pruned(capsys, "--delete")
-    (left,) = tmp_path.glob(f"{cleanup.REMOVED}*")
+    (left,) = tmp_path.glob(f"{cancel_and_prune.REMOVED}*")
     assert "nothing to remove" in pruned(capsys)
     assert left.exists()
     pruned(capsys, "--delete")
@@ -322,7 +325,7 @@ def test_files_whose_sender_was_killed_are_removed(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "file").write_text("x" * 10000)
     os.utime(old, (OLD, OLD))
-    freed, failed = cleanup.finish(tmp_path)
+    freed, failed = cancel_and_prune.finish(tmp_path)
     assert (freed > 0, failed, old.exists(), new.exists()) == (True, {}, False, True)
 
 
@@ -335,7 +338,7 @@ def test_a_folder_that_cannot_be_removed_whole_holds_up_no_other(
 
     def busy(path: Any, *, dir_fd: int | None = None) -> None:
         folder = "" if dir_fd is None else os.readlink(f"/proc/self/fd/{dir_fd}")
-        if f"{folder}/{path}".endswith(f"{cleanup.REMOVED}a/journal.jsonl"):
+        if f"{folder}/{path}".endswith(f"{cancel_and_prune.REMOVED}a/journal.jsonl"):
             raise OSError(errno.EBUSY, "Device or resource busy", "journal.jsonl")
         unlink(path, dir_fd=dir_fd)
 
@@ -348,9 +351,9 @@ def test_a_folder_that_cannot_be_removed_whole_holds_up_no_other(
             assert "a is not removed whole: [Errno 16] Device or resource busy: 'journal.jsonl'\n" in told
             assert f"removed: {others}, " in told
     assert not any(run.path.exists() for run in (before, stuck, after))
-    assert [path.name for path in stuck.path.parent.glob(f"{cleanup.REMOVED}*/*")] == ["journal.jsonl"]
+    assert [path.name for path in stuck.path.parent.glob(f"{cancel_and_prune.REMOVED}*/*")] == ["journal.jsonl"]
     assert commands.main(words) == 0
-    assert not [*stuck.path.parent.glob(f"{cleanup.REMOVED}*")]
+    assert not [*stuck.path.parent.glob(f"{cancel_and_prune.REMOVED}*")]
 
 
 def test_runs_are_read_in_batches_with_one_reply_of_each_scheduler(
@@ -366,10 +369,10 @@ def test_runs_are_read_in_batches_with_one_reply_of_each_scheduler(
         batches.append((len(runs), id(live._pinned)))
         return read(runs, live)
 
-    monkeypatch.setattr(cleanup, "each_status", counted)
-    monkeypatch.setattr(cleanup, "BATCH", 2)
+    monkeypatch.setattr(cancel_and_prune, "each_status", counted)
+    monkeypatch.setattr(cancel_and_prune, "BATCH", 2)
     live = JobMonitor()
-    assert {old.id for old in cleanup.survey(tmp_path, live)} == {*"abcde"}
+    assert {old.id for old in cancel_and_prune.survey(tmp_path, live)} == {*"abcde"}
     assert [count for count, _ in batches] == [2, 2, 1]
     assert len({pinned for _, pinned in batches}) == 1 and batches[0][1] != id(None)
     assert live._pinned is None

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.cli import cleanup, commands, post_mortem, status
+from launcher.cli import cancel_and_prune, commands, post_mortem, status
 from launcher.cli import progress as standing
 from launcher.cli.status import COLUMNS, Rows, runs_table
 from launcher.cli.why import explain, of_why
@@ -736,8 +736,10 @@ def test_of_many_runs_few_plans_and_histories_are_in_memory_at_once(
     for job in jobs:
         make(tmp_path, f"run-{job}", job, step=1)
     asked, sizes = says(dict.fromkeys(jobs, RUNNING)), []
-    monkeypatch.setattr(cleanup, "BATCH", 2)
-    monkeypatch.setattr(cleanup, "each_status", lambda runs, live: sizes.append(len(runs)) or each_status(runs, live))
+    monkeypatch.setattr(cancel_and_prune, "BATCH", 2)
+    monkeypatch.setattr(
+        cancel_and_prune, "each_status", lambda runs, live: sizes.append(len(runs)) or each_status(runs, live)
+    )
     view = Rows([], tmp_path, True).look()
     assert {row["run"] for row in view.rows} == {f"run-{job}" for job in jobs}
     assert (sizes, view.seen, asked) == ([2, 2, 1], [], ["squeue"])
