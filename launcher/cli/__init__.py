@@ -16,7 +16,7 @@ A module with the name of a command has the command's `run` function; `commands`
   and its layout
 - `cancel_and_prune`: cancels runs, sweeps and orphaned jobs (whose run directory is gone); which old runs `prune` may
   remove, and their removal
-- `attach`: a shell, stacks or the debugger of a running rank
+- `attach`: a shell, the stacks (equal ones as one) or the debugger of running ranks
 - `checkpoint`: lists, inspects, verifies and extracts checkpoints
 - `sweep`: the actions of `sweep`: progress, points, and what they gave; changes of a sweep
 - `report`: `report`: writes an HTML page about a run or a sweep, and opens it

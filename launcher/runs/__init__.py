@@ -12,7 +12,7 @@ It may import plan, failures, files and what is below them.
 - `lookup`: finds a run or sweep by its id, a prefix of it, `latest` or a path
 - `live_runs_index`: index of the runs that may be live, so that `status` need not read all runs
 - `output_files`: the output of a run's jobs and ranks: finds the files, follows them, shows rewritten lines once
-- `health`: what the events of a run tell of its nodes: their health, the bindings of ranks, and stacks
+- `health`: what the events of a run tell of its nodes: their health, and the bindings of ranks
 - `user_checkpoints`: detects progress of a user's program by the times of its checkpoint files
 - `lease_and_locks`: what keeps two jobs of a run apart (the lease), two commands that submit it (the submitter's lock),
   and two runs that save in one folder; locks of the kernel; when the holder of a lease is dead

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.runs import health
+from launcher.cli import attach
 
 # As faulthandler writes it: threads in any order, the main one last, the newest frame of each first.
 OTHER_THREAD = """Thread 0x00007f0a (most recent call first):
@@ -61,14 +61,14 @@ def program(tmp_path: Path) -> str:
 def test_the_odd_rank_comes_first_and_equal_ones_once(program: str) -> None:
     waits = WAITS.format(program=program)
     reports = [report(rank, waits, host=f"node{rank // 2}", step=7) for rank in (0, 2, 3)]
-    groups = health.group_stacks([*reports, report(1, LOADS.format(program=program), step=6)])
+    groups = attach.group_stacks([*reports, report(1, LOADS.format(program=program), step=6)])
     assert [[each["rank"] for each in group.ranks] for group in groups] == [[1], [0, 2, 3]]
-    assert health.stack_lines(groups[0]) == [
+    assert attach.stack_lines(groups[0]) == [
         "rank 1 on node1, process 101, after step 6:",
         f'  File "{program}", line 2, in main', "    dist.all_reduce(loss)",
         f'  File "{program}", line 1, in load', "    batch = next(batches)",
     ]  # fmt: skip
-    assert health.stack_lines(groups[1])[0] == "ranks 0,2-3 on node0, node1, after step 7:"
+    assert attach.stack_lines(groups[1])[0] == "ranks 0,2-3 on node0, node1, after step 7:"
     assert groups[1].threads == (1, 1, 1)
 
 
@@ -77,19 +77,19 @@ def test_the_odd_rank_comes_first_and_equal_ones_once(program: str) -> None:
     [
         ("", []),
         (WAITS, ["main", "all_reduce"]),
-        (DEBUGGED, ["main", health.DEBUGGER.name]),
+        (DEBUGGED, ["main", attach.DEBUGGER.name]),
         (PROGRAM, ["<module>"]),
         (BEFORE, ["_call_with_frames_removed"]),  # the workload is being imported
         ('  File "x.py", line ??? in f\n', ["f"]),
     ],
 )
 def test_frames_from_the_workload_on(stack: str, names: list[str]) -> None:
-    assert [frame.name for frame in health.parse_stacks(stack)[0]] == names
+    assert [frame.name for frame in attach.parse_stacks(stack)[0]] == names
 
 
 def test_ranks_without_a_stack_are_told_by_their_process() -> None:
-    groups = health.group_stacks([report(0, "", state="D"), report(1, "", state=""), report(2, "", state="R")])
-    assert [health.stack_lines(group) for group in groups] == [
+    groups = attach.group_stacks([report(0, "", state="D"), report(1, "", state=""), report(2, "", state="R")])
+    assert [attach.stack_lines(group) for group in groups] == [
         ["rank 0 on node1, process 100: no stack; its process waits for a device or a file server (state D)"],
         ["rank 1 on node1, process 101: no stack; its process is gone"],
         ["rank 2 on node1, process 102: no stack; its process wrote none (state R)"],
