@@ -16,7 +16,7 @@ from launcher.agent.leader_connection import ENDS, WARNS, LeaderConnection
 from launcher.agent.preflight_checks import ALONE_PART, TOGETHER_PART, CheckLevel, NodeCheck, cannot_start, check_rank
 from launcher.agent.workers import StartError, WorkerExit, WorkerGroup
 from launcher.failures.codes import PreflightThen
-from launcher.failures.messages import signal_name
+from launcher.failures.messages import of_preflight, signal_name
 from launcher.files.json_types import as_json, from_json
 from launcher.formatting import log_line
 from launcher.plan.plan import JobPlan
@@ -24,7 +24,6 @@ from launcher.rendezvous import store
 from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, placements
 from launcher.runs import directory, events
 from launcher.runs.directory import Events
-from launcher.runs.health import preflight_lines
 from launcher.schedulers import registry
 
 
@@ -324,7 +323,7 @@ class Preflight:
         self._events(event)
         if verdict.then is PreflightThen.FAIL:  # the cause of the failure names the bad nodes
             event = replace(event, bad=())
-        for line in preflight_lines(event):
+        for line in of_preflight(event):
             log_line(line)
 
 

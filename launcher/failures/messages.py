@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from launcher.failures.codes import FaultCode, NextReason, StopReason
+from launcher.failures.codes import FaultCode, NextReason, PreflightThen, StopReason
 from launcher.formatting import name_ranks, plural
 
 if TYPE_CHECKING:
@@ -32,6 +32,15 @@ def of_unused_gpus(event: events.GpusUnused) -> str:
         f"{ranks}: no GPU was used in {event.seconds:g} s, though the run asked for {plural(event.gpus, 'GPU')} a node "
         "(gpus_per_node): does the code put its model and its data on the device?"
     )
+
+
+def of_preflight(result: events.Preflighted) -> list[str]:
+    """Returns a preflight's result as lines: `preflight: 4 nodes fine in 1.2 s`, bad nodes, warnings."""
+    fine = f"preflight: {plural(result.nodes, 'node')} fine in {result.seconds:.1f} s"
+    lines = [fine] if result.then is PreflightThen.GO else []
+    what = " is left out" if result.then is PreflightThen.WITHOUT else ""
+    lines += [f"preflight: {each.name}{what}: {each.found.text}" for each in result.bad]
+    return lines + [f"preflight: warning: {each.name}: {each.found.text}" for each in result.warnings]
 
 
 # -- faults

@@ -7,10 +7,10 @@ from typing import Any
 
 from launcher.binding import masks
 from launcher.binding.hardware import Node
-from launcher.failures.codes import PreflightThen, Unbound
-from launcher.failures.messages import first_of, of_unused_gpus
+from launcher.failures.codes import Unbound
+from launcher.failures.messages import first_of, of_preflight, of_unused_gpus
 from launcher.fast_dataclasses import replace
-from launcher.formatting import plural, ranges
+from launcher.formatting import ranges
 from launcher.runs import events
 from launcher.runs.events import Bound, BoundRank, GpusUnused, Preflighted, every
 
@@ -59,18 +59,9 @@ def differing_bindings(bindings: Sequence[Bound]) -> str:
 # -- Describes preflight results, and GPUs that are not used
 
 
-def preflight_lines(result: Preflighted) -> list[str]:
-    """Returns a preflight's result as lines: `preflight: 4 nodes fine in 1.2 s`, bad nodes, warnings."""
-    fine = f"preflight: {plural(result.nodes, 'node')} fine in {result.seconds:.1f} s"
-    lines = [fine] if result.then is PreflightThen.GO else []
-    what = " is left out" if result.then is PreflightThen.WITHOUT else ""
-    lines += [f"preflight: {each.name}{what}: {each.found.text}" for each in result.bad]
-    return lines + [f"preflight: warning: {each.name}: {each.found.text}" for each in result.warnings]
-
-
 def remarks(events: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns lines about the events of an attempt: its preflights, and GPUs that are not used."""
-    lines = [line for event in every(events, Preflighted) for line in preflight_lines(event)]
+    lines = [line for event in every(events, Preflighted) for line in of_preflight(event)]
     return lines + unused_gpu_lines(events)
 
 

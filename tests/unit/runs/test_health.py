@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from launcher.failures.codes import PreflightThen
+from launcher.failures.messages import of_preflight
 from launcher.runs import event_files
 from launcher.runs.events import NodeFinding, Observation, Preflighted
-from launcher.runs.health import preflight_lines, remarks
+from launcher.runs.health import remarks
 
 LOW_TEXT = "/x has 1 MiB free: free some, or set TMPDIR to another file system"
 LOW = Observation(LOW_TEXT)
@@ -32,5 +33,5 @@ def test_a_preflight_in_lines(then: str, bad: Any, warnings: Any, lines: list[st
     event = Preflighted(
         round=0, then=PreflightThen(then), nodes=4, bad=tuple(bad), warnings=tuple(warnings), seconds=1.23
     )
-    assert preflight_lines(event) == lines
+    assert of_preflight(event) == lines
     assert remarks([{"event": "met"}, event_files.entry(event)]) == lines
