@@ -35,7 +35,7 @@ from launcher.failures.codes import FaultCode, PreflightThen, Unbound
 from launcher.plan.plan import NIC, JobPlan
 from launcher.rendezvous import store
 from launcher.rendezvous.rounds import LeaderLost, Member, Placement, Rendezvous, RendezvousError, placements
-from launcher.runs import directory, event_files, health, history, user_checkpoints
+from launcher.runs import directory, event_files, history, user_checkpoints
 from launcher.runs import events as kinds
 from launcher.runs.directory import Events, current_attempt
 from launcher.runs.events import Accused, Bound, Fault, Finished, Met, Place, Resized, last
@@ -509,7 +509,7 @@ class Binder:
             )
             for rank, bound in zip(ranks, mine, strict=True)
         ]  # fmt: skip
-        event = health.bindings_event(
+        event = history.bindings_event(
             agents[position].host, node, allowed, mine, first_rank=ranks[0].rank, unbound=found.unbound,
             round_number=int(ranks[0].environment["LAUNCHER_ROUND"]),
         )  # fmt: skip

@@ -24,7 +24,7 @@ from launcher.plan.plan import JobPlan
 from launcher.runs import user_checkpoints
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Ended, Fault, Restart, Restored, Started, Stop, as_kind, first, last
-from launcher.runs.health import unused_gpu_lines, unused_gpus
+from launcher.runs.history import unused_gpu_lines, unused_gpus
 from launcher.runs.lookup import find
 from launcher.runs.output_files import rank_files, rank_logs, start_of, tail
 

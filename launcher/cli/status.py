@@ -32,7 +32,7 @@ from launcher.paths import default_runs_dir
 from launcher.runs import live_runs_index, lookup, sweep_directory
 from launcher.runs.directory import Run
 from launcher.runs.events import Ended, Met, Progress, Resized, Restored, Started, last
-from launcher.runs.health import remarks
+from launcher.runs.history import remarks
 from launcher.runs.lease_and_locks import SILENCE
 from launcher.runs.lookup import find_either, may_have, newest
 from launcher.runs.sweep_directory import Sweep

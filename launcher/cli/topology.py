@@ -16,7 +16,7 @@ from launcher.errors import ConfigError, RunError
 from launcher.failures.codes import Unbound
 from launcher.formatting import name_ranks
 from launcher.runs.events import Bound, BoundRank
-from launcher.runs.health import bindings_event, differing_bindings, latest_bindings
+from launcher.runs.history import bindings_event, differing_bindings, latest_bindings
 from launcher.runs.lookup import find
 from launcher.units import parse_ranges
 

@@ -20,8 +20,7 @@ from launcher.reports.timeline import Entry, Timeline, timeline
 from launcher.runs import directory
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
-from launcher.runs.health import remarks
-from launcher.runs.history import journal_events
+from launcher.runs.history import journal_events, remarks
 from launcher.runs.output_files import tail
 
 # -- Reads a run directory into one object. No other module of the report reads files of a run

@@ -46,7 +46,7 @@ from launcher.reports.figures import (
 )
 from launcher.reports.timeline import Entry
 from launcher.runs.events import Ended, Fault, Met, Progress, Started, Stop, every, last
-from launcher.runs.health import differing_bindings, latest_bindings
+from launcher.runs.history import differing_bindings, latest_bindings
 from launcher.runs.sweep_directory import SearchSettings, canonical, differing, label, values_of
 from launcher.schedulers import registry
 from launcher.search.progress import SearchProgress, described, rung_lines

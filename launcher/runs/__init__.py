@@ -7,12 +7,11 @@ It may import plan, failures, files and what is below them.
 - `sweep_directory`: layout of a sweep directory: manifest, points, submitted arrays, packing; the files of a search
 - `events`: every kind of event, with its fields, and their conversion to and from JSON
 - `event_files`: reads and appends to event files: files that still grow, damaged lines, limits on size
-- `history`: what happened to a run: its journal on the login node, and the attempts in its directory; how often the
-  user's runs fail on a cluster, for the time between two saves
+- `history`: what happened to a run: its journal on the login node, and the attempts in its directory, with the
+  bindings of ranks and remarks on nodes; how often the user's runs fail on a cluster, for the time between two saves
 - `lookup`: finds a run or sweep by its id, a prefix of it, `latest` or a path
 - `live_runs_index`: index of the runs that may be live, so that `status` need not read all runs
 - `output_files`: the output of a run's jobs and ranks: finds the files, follows them, shows rewritten lines once
-- `health`: what the events of a run tell of its nodes: their health, and the bindings of ranks
 - `user_checkpoints`: detects progress of a user's program by the times of its checkpoint files
 - `lease_and_locks`: what keeps two jobs of a run apart (the lease), two commands that submit it (the submitter's lock),
   and two runs that save in one folder; locks of the kernel; when the holder of a lease is dead

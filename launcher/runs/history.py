@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher import errors, io_bounds
-from launcher.fast_dataclasses import Struct
+from launcher.failures.codes import Unbound
+from launcher.failures.messages import first_of, of_preflight, of_unused_gpus
+from launcher.fast_dataclasses import Struct, replace
 from launcher.files import safe_io
 from launcher.files.retried_reads import retry_read, unwrap
 from launcher.formatting import ranges
@@ -19,6 +21,10 @@ from launcher.runs import event_files
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.sweep_directory import RECORD, Sweep, element_id, sweep_of
+
+if TYPE_CHECKING:
+    from launcher.binding.hardware import Node
+    from launcher.binding.masks import RankBinding
 
 
 def journal_events(run: Run) -> list[dict[str, Any]]:
@@ -205,6 +211,70 @@ def first_fault(entries: Iterable[Mapping[str, Any]]) -> kinds.Fault | kinds.Set
         if entry["event"] in (kinds.Fault.event, kinds.SetupFailed.event):
             return kinds.as_kind(entry, kinds.Fault) or kinds.as_kind(entry, kinds.SetupFailed)
     return None
+
+
+# -- Where the ranks of an attempt ran, and what its events tell besides: preflights, GPUs that are not used
+
+
+def bindings_event(
+    host: str, node: Node, allowed: Collection[int], found: Sequence[RankBinding], *, first_rank: int = 0,
+    round_number: int = 0, unbound: Unbound | None = None,
+) -> kinds.Bound:  # fmt: skip
+    numas: dict[str, list[int]] = {}
+    for core in node.cores:
+        numas.setdefault(str(core.numa), []).extend(core.cpus)
+    return kinds.Bound(
+        host=host, round=round_number, node=node.kind, allowed=ranges(sorted(allowed)), unbound=unbound,
+        numas={numa: ranges(sorted(cpus)) for numa, cpus in sorted(numas.items(), key=lambda each: int(each[0]))},
+        ranks=tuple(_rank(first_rank + place, bound) for place, bound in enumerate(found)),
+    )  # fmt: skip
+
+
+def _rank(rank: int, bound: RankBinding) -> kinds.BoundRank:
+    gpu, nic = bound.devices.gpu, bound.devices.nic
+    return kinds.BoundRank(
+        rank, ranges(bound.cpus), bound.cores, ranges(bound.numa), gpu.name if gpu else None,
+        gpu.numa if gpu else None, nic.name if nic else None,
+    )  # fmt: skip
+
+
+def latest_bindings(entries: Iterable[Mapping[str, Any]]) -> list[kinds.Bound]:
+    """Returns the `Bound` events of an attempt's last round, one per agent, in the order of their ranks."""
+    found = kinds.every(entries, kinds.Bound)
+    last = max((each.round for each in found), default=0)
+    return sorted((each for each in found if each.round == last and each.ranks), key=lambda each: each.ranks[0].rank)
+
+
+def differing_bindings(bindings: Sequence[kinds.Bound]) -> str:
+    """Returns text such as `the nodes differ: TYPE on a, b; TYPE on c`; empty if all nodes are of the same type."""
+    hosts: dict[str, list[str]] = {}
+    for each in bindings:
+        hosts.setdefault(each.node, []).append(each.host)
+    if len(hosts) < 2:
+        return ""
+    most = sorted(hosts.items(), key=lambda each: -len(each[1]))
+    parts = [f"{node or 'unknown'} on {', '.join(names[:4])}{' and more' if names[4:] else ''}" for node, names in most]
+    return f"the nodes differ: {'; '.join(parts)}"
+
+
+def remarks(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns lines about the events of an attempt: its preflights, and GPUs that are not used."""
+    lines = [line for event in kinds.every(events, kinds.Preflighted) for line in of_preflight(event)]
+    return lines + unused_gpu_lines(events)
+
+
+def unused_gpu_lines(events: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Returns the line that some ranks have opened no GPU, with the ranks of all nodes; none if all have."""
+    if not (found := unused_gpus(events)):
+        return []
+    hosts, ranks = first_of([each.host for each in found]), tuple(rank for each in found for rank in each.ranks)
+    return [of_unused_gpus(replace(found[0], host=hosts, ranks=ranks, seconds=min(each.seconds for each in found)))]
+
+
+def unused_gpus(events: Iterable[Mapping[str, Any]]) -> list[kinds.GpusUnused]:
+    """Returns the last event of each host and its ranks that says that they have opened no GPU."""
+    newest = {(each.host, each.ranks): each for each in kinds.every(events, kinds.GpusUnused)}
+    return [each for each in newest.values() if not each.opened]
 
 
 # -- How often the user's runs fail on a cluster: one line for each round, in RUNS_DIR/.failures.jsonl

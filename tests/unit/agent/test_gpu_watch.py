@@ -12,7 +12,7 @@ from launcher.agent import rank_watch
 from launcher.agent.rank_watch import GPU_SECONDS, GPU_SECONDS_AT_LEAST, GpuWatch, gpu_is_open
 from launcher.runs import event_files
 from launcher.runs.events import Event, GpusUnused
-from launcher.runs.health import remarks, unused_gpus
+from launcher.runs.history import remarks, unused_gpus
 
 
 class Watched:

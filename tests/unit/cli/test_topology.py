@@ -14,7 +14,7 @@ from launcher.cli.topology import devices_of, node_tables
 from launcher.errors import ConfigError, RunError
 from launcher.runs import event_files
 from launcher.runs.events import Bound
-from launcher.runs.health import bindings_event
+from launcher.runs.history import bindings_event
 from tests.unit.binding import trees
 from tests.unit.cli.test_commands import make
 

@@ -10,7 +10,7 @@ from launcher.binding.masks import RankDevices, parse
 from launcher.runs import event_files
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Bound, Finished, Met, values
-from launcher.runs.health import bindings_event, differing_bindings, latest_bindings
+from launcher.runs.history import bindings_event, differing_bindings, latest_bindings
 from tests.unit.binding.test_masks import flat
 
 

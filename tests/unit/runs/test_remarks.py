@@ -10,7 +10,7 @@ from launcher.failures.codes import PreflightThen
 from launcher.failures.messages import of_preflight
 from launcher.runs import event_files
 from launcher.runs.events import NodeFinding, Observation, Preflighted
-from launcher.runs.health import remarks
+from launcher.runs.history import remarks
 
 LOW_TEXT = "/x has 1 MiB free: free some, or set TMPDIR to another file system"
 LOW = Observation(LOW_TEXT)
