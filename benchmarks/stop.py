@@ -27,8 +27,8 @@ from benchmarks.ranks import in_ranks, slowest
 from launcher import Env, Resumable
 from launcher.agent.supervisor import AGREES, TICK
 from launcher.worker import heartbeat
-from launcher.worker.heartbeat import AgentSide, LeaderSide
 from launcher.worker.stop import CHECKPOINT, Settings
+from launcher.worker.stop_agreement import AgentSide, LeaderSide
 
 TARGET = 1.01
 STEP = 0.010  # seconds of a step

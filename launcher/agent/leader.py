@@ -14,7 +14,7 @@ No I/O: messages in, messages out. Agents send to the leader:
 | `stacks` | `reports` of its ranks, after `hang` |
 | `ended` | all its ranks have ended, and it waits for the other agents |
 | `report` | the agent's `value` for `key`: see `LeaderConnection.collect` |
-| `want`, `agree` | what its ranks want done at a step boundary, and whether all agree: see `heartbeat` |
+| `want`, `agree` | what its ranks want done at a step boundary, and whether all agree: see `stop_agreement` |
 
 The leader sends:
 
@@ -33,7 +33,7 @@ The leader sends:
 | `resized` | to itself only: the ranks continue without agents that are lost: the event `resized` |
 | `over` | all ranks of this round have ended; `final`: no other round follows |
 | `answer` | the leader's `value` for `key`: see `LeaderConnection.publish` |
-| `propose`, `commit` | what all ranks do at one step boundary: see `heartbeat` |
+| `propose`, `commit` | what all ranks do at one step boundary: see `stop_agreement` |
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from launcher.rendezvous.rounds import Arrivals, Member, RendezvousError
 from launcher.rendezvous.signed_channel import Message, refused
 from launcher.runs import events
 from launcher.runs.events import Fault, Place, Resized, Stop
-from launcher.worker.heartbeat import LeaderSide
+from launcher.worker.stop_agreement import LeaderSide
 
 Claim = Callable[[int, Sequence[Member]], "Fault | None"]
 Listen = Callable[[Sequence[Member]], int]

@@ -36,7 +36,7 @@ from launcher.rendezvous.signed_channel import Message
 from launcher.runs import events, lease_and_locks
 from launcher.runs.events import Fault, Place, Resized, Stop
 from launcher.runs.job_file import time_left
-from launcher.worker.heartbeat import AgentSide
+from launcher.worker.stop_agreement import AgentSide
 
 LATE = 3.0  # seconds for which an agent that had to kill its ranks waits for the others: its own SIGKILL may follow
 ALONE = 1.0  # seconds for which an agent outlives its leader to blame it: a job that is killed loses all its agents

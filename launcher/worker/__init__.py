@@ -8,7 +8,8 @@ interpreter a program needs, so it imports the standard library only.
 - `devices`: the device of a rank: GPU or CPU, its accelerator's calls, its threads; the network that NCCL uses
 - `user_script`: runs a user's script as `python` would, and reports how it failed; standard library only
 - `exit_report`: between a rank and its agent: the gate before it joins, and the report of its metrics or error
-- `heartbeat`: what a rank shares with its agent in memory: heartbeats, and the agreement on the step of a stop
+- `heartbeat`: the heartbeats of ranks, in memory that they share with their agent
+- `stop_agreement`: on which step all ranks stop or save: the agreement through their agents
 - `hang_diagnosis`: which ranks hang, and where: their stacks, and NCCL's flight recorder
 - `stop`: stop requests in ranks; the settings of the run that trainings in its ranks need
 - `tracking`: writes what rank 0 reports to the run directory and, by queues, to MLflow, TensorBoard, Weights & Biases

@@ -1,7 +1,7 @@
 """Stop requests in ranks: whether a training should stop after this step.
 
 A signal may reach some ranks only (PBS signals one node), so the ranks combine their flags at step boundaries: those
-with an agent through their agents (see `heartbeat`), others (`init()` under srun, mpiexec or torchrun) by one small
+with an agent through their agents (`stop_agreement`), others (`init()` under srun, mpiexec or torchrun) by one small
 all_reduce in a gloo group of its own.
 
 | cause | source | known to |
@@ -44,8 +44,8 @@ from launcher.schedulers import registry, topology
 from launcher.torch_compat import destroy_without_gil
 from launcher.worker import devices, heartbeat, process_group
 from launcher.worker.debugger import FOREVER
-from launcher.worker.heartbeat import BoundaryAction, Cause, Want, decide
 from launcher.worker.process_group import Env
+from launcher.worker.stop_agreement import BoundaryAction, Cause, Want, decide
 
 FILES_INTERVAL = 1.0  # seconds between two checks for RUN/stop and RUN/save
 SAVES = 2  # a stop before a deadline comes early enough for this many saves of the longest duration so far,

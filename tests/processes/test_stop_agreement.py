@@ -12,8 +12,9 @@ from dataclasses import replace
 import pytest
 
 from launcher.worker import heartbeat
-from launcher.worker.heartbeat import AgentSide, LeaderSide, Pulse
+from launcher.worker.heartbeat import Pulse
 from launcher.worker.stop import Settings, StopFlag, StopVerdict
+from launcher.worker.stop_agreement import AgentSide, LeaderSide
 from tests.unit.workloads.test_training import env_of
 
 

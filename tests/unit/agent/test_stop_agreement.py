@@ -17,7 +17,8 @@ from launcher.agent.leader import Coordinator
 from launcher.agent.policy import History
 from launcher.rendezvous.rounds import Member
 from launcher.worker import hang_diagnosis
-from launcher.worker.heartbeat import (
+from launcher.worker.heartbeat import Pulse
+from launcher.worker.stop_agreement import (
     MOST_AHEAD,
     AgentSide,
     BoundaryAction,
@@ -25,7 +26,6 @@ from launcher.worker.heartbeat import (
     LeaderSide,
     Message,
     Proposal,
-    Pulse,
     RankState,
     Want,
     answer,

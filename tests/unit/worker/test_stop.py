@@ -11,8 +11,9 @@ import pytest
 import torch.distributed as dist
 
 from launcher.worker import heartbeat, stop
-from launcher.worker.heartbeat import Cause, Proposal, Pulse, RankState, Sign, Want
+from launcher.worker.heartbeat import Pulse, Sign
 from launcher.worker.stop import CONTINUE, Settings, StopFlag, StopVerdict
+from launcher.worker.stop_agreement import Cause, Proposal, RankState, Want
 from tests.unit.clock import Clock
 from tests.unit.plans import run_settings
 from tests.unit.workloads.test_training import env_of
