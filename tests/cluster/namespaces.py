@@ -17,7 +17,7 @@ import sys
 import time
 from types import TracebackType
 
-from launcher.schedulers import tasks as task_group
+from launcher.schedulers.tasks import collect_signals, environments, watch
 
 NODES = 3
 HOSTS = tuple(f"10.213.0.{node + 1}" for node in range(NODES))
@@ -125,13 +125,13 @@ class Namespaces:
 
 def main(arguments: list[str]) -> int:
     prefix, *command = arguments
-    received = task_group.collect_signals()
+    received = collect_signals()
     os.environ["LAUNCHER_JOB"] = os.environ["LAUNCHER_JOB_ID"]
     tasks = [
         subprocess.Popen(["ip", "netns", "exec", f"{prefix}-{node}", *command], env={**os.environ, **place})
-        for node, place in enumerate(task_group.environments(HOSTS, 1))
+        for node, place in enumerate(environments(HOSTS, 1))
     ]
-    return task_group.watch(tasks, received, 10, pause=0.1, keep_going=True)
+    return watch(tasks, received, 10, pause=0.1, keep_going=True)
 
 
 if __name__ == "__main__":

@@ -22,10 +22,9 @@ from launcher.redaction import SECRETS
 from launcher.runs.directory import current_attempt
 from launcher.runs.events import Fault
 from launcher.runs.job_file import exports as all_exports
-from launcher.schedulers import tasks as task_group
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.pbs.client import PBS, find
-from launcher.schedulers.tasks import attempt_is_over
+from launcher.schedulers.tasks import TaskRequest, attempt_is_over, environments, report, watch
 from launcher.schedulers.topology import hosts_in_node_file, variable
 
 # -- One task on a node of the current PBS job, started by pbsdsh: its script, and the process that watches it
@@ -232,7 +231,7 @@ class PbsTask:
         printed = " ".join(self._read("pbsdsh", whole=False).split())
         hint = f"; is {self._folder} on a file system that all nodes share?" if printed.endswith(" 127") else ""
         error = f"{why + '; ' if why else ''}pbsdsh says {printed or 'nothing'!r}{hint}"
-        task_group.report(Fault(code=code, host=self._host, signal=signal_name, error=error), "pbsdsh")
+        report(Fault(code=code, host=self._host, signal=signal_name, error=error), "pbsdsh")
 
     def _signal(self) -> None:
         if self._wanted is None or self._wanted is self._sent:
@@ -293,7 +292,7 @@ def _guarded(tasks: Sequence[PbsTask], environment: TaskEnvironment) -> Iterator
         environment.remove()  # it may have secrets
 
 
-def run_pbsdsh(request: task_group.TaskRequest) -> int:
+def run_pbsdsh(request: TaskRequest) -> int:
     """Starts the tasks on the job's first hosts; returns the first failed status, NO_RETRY if it cannot, else 0."""
     folder, nodes, tasks_per_node = request.folder, request.nodes, request.tasks_per_node
     os.umask(0o077)
@@ -307,7 +306,7 @@ def run_pbsdsh(request: task_group.TaskRequest) -> int:
         print(f"launcher: {there}", file=sys.stderr)
         return errors.NO_RETRY
     folder.mkdir()
-    environment = write_environment(folder, {**os.environ, **task_group.environments(list(lines), tasks_per_node)[0]})
+    environment = write_environment(folder, {**os.environ, **environments(list(lines), tasks_per_node)[0]})
     write_script(folder, environment, os.getcwd(), request.command)
     hosts = [host for host in lines for _ in range(tasks_per_node)]  # of each task
     tasks = [
@@ -317,7 +316,7 @@ def run_pbsdsh(request: task_group.TaskRequest) -> int:
     with _guarded(tasks, environment):
         for task in tasks:
             task.start()
-        return task_group.watch(
+        return watch(
             tasks, request.signals, request.grace, pause=max(0.1, 0.01 * len(tasks)), keep_going=request.keep_going,
             lost=lambda: _on_lost_nodes(hosts),
         )  # fmt: skip
@@ -346,7 +345,7 @@ exec {command}
 """
 
 
-def run_mpiexec(request: task_group.TaskRequest) -> int:
+def run_mpiexec(request: TaskRequest) -> int:
     """Runs `MPIEXEC bash SCRIPT`; returns its exit status (128 + N after signal N), NO_RETRY if it cannot start."""
     folder, words = request.folder, request.mpiexec
     os.umask(0o077)
@@ -370,6 +369,6 @@ def run_mpiexec(request: task_group.TaskRequest) -> int:
         print(f"launcher: {words[0]} (cluster.mpiexec) cannot be started: {error.strerror}", file=sys.stderr)
         return errors.NO_RETRY
     try:
-        return task_group.watch([process], request.signals, request.grace, pause=0.1)
+        return watch([process], request.signals, request.grace, pause=0.1)
     finally:
         environment.remove()  # it may have secrets

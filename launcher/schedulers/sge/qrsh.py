@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from launcher.schedulers import tasks as spawn
+    from launcher.schedulers import tasks
 
 # -- The program of a node. It starts the tasks there, and waits for them
 
@@ -244,17 +244,17 @@ class NodeTasks:
     def _report(self, code: int) -> None:
         from launcher.failures.codes import FaultCode
         from launcher.runs.events import Fault
-        from launcher.schedulers import tasks as spawn
+        from launcher.schedulers import tasks
 
         error = f"qrsh -inherit ended with exit code {code}"
-        spawn.report(Fault(code=FaultCode.TASK_NOT_STARTED, host=self._host, error=error), "qrsh")
+        tasks.report(Fault(code=FaultCode.TASK_NOT_STARTED, host=self._host, error=error), "qrsh")
 
 
-def run(request: spawn.TaskRequest) -> int:
+def run(request: tasks.TaskRequest) -> int:
     """Starts the tasks on the first hosts; returns the first failed status, NO_RETRY without qrsh or hosts, else 0."""
     from launcher import processes, redaction
     from launcher.environment import secrets
-    from launcher.schedulers import tasks as spawn
+    from launcher.schedulers import tasks
     from launcher.schedulers.sge.client import find, hosts_of
 
     signal.signal(signal.SIGUSR2, lambda *_: request.signals.append(signal.SIGTERM))  # sent before SIGKILL (-notify)
@@ -274,7 +274,7 @@ def run(request: spawn.TaskRequest) -> int:
     processes.raise_limit()  # a pipe for each node
     os.umask(0o077)
     request.folder.mkdir()
-    places = spawn.environments(hosts, request.tasks_per_node)
+    places = tasks.environments(hosts, request.tasks_per_node)
     shared = dict(places[0].items() & places[-1].items())
     patterns = os.environ.get(secrets.PATTERNS, ",".join(redaction.SECRETS)).split(",")
     common = request.folder / "request"
@@ -283,17 +283,17 @@ def run(request: spawn.TaskRequest) -> int:
         "command": list(request.command), "grace": request.grace, "keep_going": request.keep_going,
     }))  # fmt: skip
     starts = [sys.executable, __file__]
-    tasks: list[NodeTasks] = []
+    nodes: list[NodeTasks] = []
     for number, host in enumerate(hosts):
         mine = places[number * request.tasks_per_node : (number + 1) * request.tasks_per_node]
         command = starts if number == 0 else [str(qrsh), "-inherit", host, shlex.join(starts)]
         own = [{name: value for name, value in each.items() if name not in shared} for each in mine]
         started = request.folder / f"{number}.started"
         line = line_of(str(common), redaction.secrets_in(os.environ, patterns), own, str(started))
-        tasks.append(NodeTasks(host, command, line, started, processes.restore_limit))
+        nodes.append(NodeTasks(host, command, line, started, processes.restore_limit))
     try:
-        return spawn.watch(
-            tasks, request.signals, request.grace, pause=0.1, keep_going=request.keep_going,
+        return tasks.watch(
+            nodes, request.signals, request.grace, pause=0.1, keep_going=request.keep_going,
             lost=lambda: _on_lost_nodes(hosts),
         )  # fmt: skip
     finally:
