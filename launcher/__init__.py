@@ -48,7 +48,7 @@ For changes of the launcher itself: modules that belong to no package.
 - `units`: parsing of wall times, sizes and ranges that users write
 - `formatting`: text for people: numbers, names, what a terminal must not execute, and a line of the log
 - `processes`: processes of this machine: finding, signalling and killing them; limits of open files
-- `redaction`: name patterns of secret settings and variables; removal of passwords from URLs
+- `redaction`: name patterns of secret settings and variables; what is shown of them, of overrides and of URLs
 - `torch_compat`: differences between torch 2.4 and the newest version
 """
 

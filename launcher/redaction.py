@@ -1,4 +1,4 @@
-"""Redaction: recognizes the names of secret settings and variables, and removes passwords from URLs."""
+"""Recognizes the names of secret settings and variables; hides their values, also in overrides, and URLs' passwords."""
 
 from __future__ import annotations
 
@@ -62,6 +62,13 @@ def public(name: str, value: Any) -> Any:
     if isinstance(value, dict):
         return {key: public(str(key), each) for key, each in value.items()}
     return [public(name, each) for each in items] if items else value
+
+
+def redact_override(override: str) -> str:
+    """Returns an override (`KEY=VALUE`); if a part of its key is a secret's name, with a placeholder for the value."""
+    key, equals, text = override.partition("=")
+    secret = any(map(is_secret, key.lstrip("+~").split(".")))
+    return f"{key}={HIDDEN if secret else public('', text)}" if equals else override
 
 
 def without_password(text: str) -> str:

@@ -16,8 +16,9 @@ from launcher.cli.output import cause
 from launcher.formatting import flat, rough_size
 from launcher.monitoring.run_status import JobMonitor, all_statuses
 from launcher.monitoring.sweep_status import point_statuses
+from launcher.redaction import redact_override
 from launcher.reports import sections
-from launcher.reports.collect import RunData, collect, curves, redact_override
+from launcher.reports.collect import RunData, collect, curves
 from launcher.reports.sections import MOST_CURVES, Page, SweepPoint, by_objective, sweep_page
 from launcher.runs.lookup import find_either
 from launcher.runs.sweep_directory import Sweep

@@ -15,7 +15,7 @@ from launcher.files.json_types import misfit
 from launcher.files.retried_reads import read_json, unwrap
 from launcher.formatting import clean, flat, long_size
 from launcher.monitoring.run_status import RunStatus
-from launcher.redaction import HIDDEN, is_secret, public
+from launcher.redaction import redact_override
 from launcher.reports.timeline import Entry, Timeline, timeline
 from launcher.runs import directory
 from launcher.runs import events as kinds
@@ -120,13 +120,6 @@ def _log(run: Run) -> tuple[str, ...]:
     while lines and not lines[-1].strip():
         lines.pop()
     return tuple(clean(line)[:LONGEST_LINE] for line in lines[-LOG_LINES:])
-
-
-def redact_override(override: str) -> str:
-    """Returns an override (`KEY=VALUE`); if a part of its key is a secret's name, with a placeholder for the value."""
-    key, equals, text = override.partition("=")
-    secret = any(map(is_secret, key.lstrip("+~").split(".")))
-    return f"{key}={HIDDEN if secret else public('', text)}" if equals else override
 
 
 # -- Makes curves of a training's metrics over steps from its events

@@ -21,8 +21,9 @@ from launcher.errors import LauncherError, RunError
 from launcher.formatting import clean, si
 from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.paths import PACKAGE
+from launcher.redaction import redact_override
 from launcher.reports import sections
-from launcher.reports.collect import Curve, RunData, coarse, collect, curves, parse, redact_override, size_curves, thin
+from launcher.reports.collect import Curve, RunData, coarse, collect, curves, parse, size_curves, thin
 from launcher.reports.figures import Figure, plain_text, span_text
 from launcher.reports.sections import Page
 from launcher.runs.directory import Run
