@@ -32,7 +32,7 @@ from launcher.formatting import brief, plural
 from launcher.runs import lease_and_locks
 from launcher.runs.history import PRIOR
 from launcher.worker import devices as accelerator
-from launcher.worker import process_group, stop
+from launcher.worker import process_group
 from launcher.worker.process_group import Env
 from launcher.worker.stop import Settings, StopFlag, settings
 
@@ -168,7 +168,7 @@ class Resumable:
             own = replace(self.run.checkpoint, dir=os.path.abspath(folder), every_steps=every_steps)
             self.run = replace(self.run, checkpoint=own)
         self._reports_steps = env is None  # workloads report their own
-        env = stop.here() if env is None else env
+        env = process_group.here() if env is None else env
         self._env, self._state, self._rank_state, self._seed = env, state, dict(rank_state or {}), seed
         for name, item in self._rank_state.items():
             if not isinstance(item, dict) and stateful(item) is None:

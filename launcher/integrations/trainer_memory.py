@@ -23,7 +23,7 @@ from launcher import processes
 from launcher.checkpoint.format import CheckpointError
 from launcher.checkpoint.memory_copies import Kept, MemoryCheckpoints, report_restored
 from launcher.formatting import log_line
-from launcher.worker import process_group, stop
+from launcher.worker import process_group
 from launcher.worker.process_group import Env
 from launcher.worker.stop import Settings, settings
 
@@ -149,7 +149,7 @@ def memory_of(folder: Path, find_obstacle: Callable[[], str] = str) -> TrainerMe
     if _current is None:
         if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             process_group.init()
-        _current = TrainerMemory(folder, run, stop.here())
+        _current = TrainerMemory(folder, run, process_group.here())
     return _current
 
 

@@ -4,7 +4,7 @@ It may import rendezvous, schedulers, runs and the layers below them, but not ag
 interpreter a program needs, so it imports the standard library only.
 
 - `main`: main function of a rank: sets up the process, calls the workload or executes the user's program
-- `process_group`: joins the process group of the ranks, tells who is missing, sends objects through it with a MAC
+- `process_group`: joins the process group of the ranks, tells their places and who is missing, sends objects with a MAC
 - `devices`: the device of a rank: GPU or CPU, its accelerator's calls, its threads; the network that NCCL uses
 - `user_script`: runs a user's script as `python` would, and reports how it failed; standard library only
 - `exit_report`: between a rank and its agent: the gate before it joins, and the report of its metrics or error

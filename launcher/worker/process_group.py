@@ -289,6 +289,25 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
     return _env
 
 
+def here() -> Env:
+    """Returns this rank's position in the process group, also if the program made the group without `init`."""
+    if _env is not None and dist.is_initialized():
+        return _env
+    host = socket.gethostname()
+    place = topology.derive(os.environ, host, lambda path: Path(path).read_text())
+    alone = not dist.is_initialized()
+    world = 1 if alone else dist.get_world_size()
+    # Empty if the environment describes more or fewer ranks than this group has.
+    node_ranks = topology.nodes_in_order(place) if world == place.world_size else ()
+    return Env(
+        rank=place.rank if alone else dist.get_rank(), local_rank=place.local_rank, world_size=world,
+        local_world_size=place.local_world_size, node_rank=place.node_rank, nnodes=place.nnodes,
+        hosts=place.hosts if node_ranks else (), host=place.hosts[place.node_rank] if place.hosts else host,
+        backend="none" if alone else dist.get_backend(), device=devices.current(), source=place.source,
+        node_ranks=node_ranks,
+    )  # fmt: skip
+
+
 def _make_group(
     place: topology.Topology, facts: RankFacts, device: torch.device, rendezvous_timeout: float, timeout: float
 ) -> topology.Nodes | None:

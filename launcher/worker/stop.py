@@ -18,7 +18,6 @@ import contextlib
 import math
 import os
 import signal
-import socket
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -40,9 +39,9 @@ from launcher.runs.directory import Events, current_attempt
 from launcher.runs.events import Stop as StopEvent
 from launcher.runs.history import Experience, experience
 from launcher.runs.job_file import time_left
-from launcher.schedulers import registry, topology
+from launcher.schedulers import registry
 from launcher.torch_compat import destroy_without_gil
-from launcher.worker import devices, heartbeat, process_group
+from launcher.worker import heartbeat, process_group
 from launcher.worker.debugger import FOREVER
 from launcher.worker.process_group import Env
 from launcher.worker.stop_agreement import BoundaryAction, Cause, Want, decide
@@ -313,27 +312,8 @@ def listen() -> StopFlag:
     """Returns this process's stop flag; all ranks make the first call, which sets handlers, at the same point."""
     global _stop
     if _stop is None:
-        _stop = StopFlag(here())
+        _stop = StopFlag(process_group.here())
     return _stop
-
-
-def here() -> Env:
-    """Returns this rank's position in the process group, also if the program made the group without `init`."""
-    if process_group._env is not None and dist.is_initialized():
-        return process_group._env
-    host = socket.gethostname()
-    place = topology.derive(os.environ, host, lambda path: Path(path).read_text())
-    alone = not dist.is_initialized()
-    world = 1 if alone else dist.get_world_size()
-    # Empty if the environment describes more or fewer ranks than this group has.
-    node_ranks = topology.nodes_in_order(place) if world == place.world_size else ()
-    return Env(
-        rank=place.rank if alone else dist.get_rank(), local_rank=place.local_rank, world_size=world,
-        local_world_size=place.local_world_size, node_rank=place.node_rank, nnodes=place.nnodes,
-        hosts=place.hosts if node_ranks else (), host=place.hosts[place.node_rank] if place.hosts else host,
-        backend="none" if alone else dist.get_backend(), device=devices.current(), source=place.source,
-        node_ranks=node_ranks,
-    )  # fmt: skip
 
 
 # Outside of a run:

@@ -228,7 +228,7 @@ def test_at_the_end_of_a_training_its_steps_are_watched_no_more(monkeypatch: pyt
     shared = heartbeat.Pulse(1)
     monkeypatch.setattr(heartbeat, "_mine", shared.slot(0))
     monkeypatch.setattr(stop.StopFlag, "take_signals", lambda self: None)
-    monkeypatch.setattr(stop, "_stop", stop.StopFlag(stop.here(), stop.Settings()))
+    monkeypatch.setattr(stop, "_stop", stop.StopFlag(process_group.here(), stop.Settings()))
     of_lightning, of_transformers = lightning.LauncherCallback(), transformers.LauncherCallback()
     of_lightning._inside = of_transformers._inside = True
     ends = (

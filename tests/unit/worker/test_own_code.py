@@ -92,7 +92,7 @@ def test_without_a_group_each_rank_finds_the_stop_file_itself(
     place = "RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 GROUP_RANK=1 MASTER_ADDR=here MASTER_PORT=21000"
     for word in place.split():
         monkeypatch.setenv(*word.split("="))
-    assert stop.here().rank == 3
+    assert process_group.here().rank == 3
     assert launcher.should_stop() is False
     (tmp_path / "stop").touch()
     assert launcher.should_stop() is True
@@ -103,14 +103,14 @@ def test_init_takes_the_group_that_is_there(fresh: None) -> None:
     destroy_without_gil(dist.group.WORLD)
     env = launcher.init()
     assert (env.rank, env.world_size, env.backend) == (0, 1, "gloo")
-    assert stop.here() == env
+    assert process_group.here() == env
 
 
 def test_a_group_of_somebody_elses_is_enough_to_ask(fresh: None) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     destroy_without_gil(dist.group.WORLD)
     assert launcher.should_stop() is False
-    assert stop.here().world_size == 1
+    assert process_group.here().world_size == 1
 
 
 @pytest.mark.parametrize(("rank", "first"), [(None, True), ("0", True), ("3", False)])
