@@ -14,7 +14,7 @@ from launcher.cli.progress import elapsed
 from launcher.errors import RunError
 from launcher.formatting import format_time, plural
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, rerun, status_of
-from launcher.monitoring.sweep_status import not_begun
+from launcher.monitoring.sweep_status import WAITING, not_begun
 from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Run
 from launcher.runs.lookup import find
@@ -154,11 +154,12 @@ def of_race(seen: RunStatus, live: JobMonitor) -> list[str]:
     members = seen.run.record()["config"]["cluster"]["race"]
     names = members if len(members) == len(jobs) else [""] * len(jobs)
     queries = registry.queue(seen.plan.cluster.scheduler).queries(TIMEOUT)
-    queue = live.snapshot(seen.plan.cluster.scheduler, queries, TIMEOUT).jobs
+    queue = live.snapshot(seen.plan.cluster.scheduler, queries, TIMEOUT)
+    absent = "its state is not known now" if queue.problem else "not in the queue"
     lines = []
     for job, name in zip(jobs, names, strict=True):
-        known = queue.get(queries.key(job))
-        state = state_text(known.raw_state, known.reason) if known else "not in the queue"
+        known = queue.jobs.get(queries.key(job))
+        state = state_text(known.raw_state, known.reason) if known else absent
         lines.append(f"job {job}{f' ({name})' if name else ''}: {state}")
     return lines
 
@@ -220,6 +221,10 @@ def _not_begun(run: Run, state: str, program: str) -> Explanation:
     restart, manifest, limit = f"{program} sweep rerun {sweep.id}", sweep.manifest(), ""
     if state == RunState.CANCELLED.value:
         why, do = Why.NEVER_STARTED, f"`{restart} {run.path.name}` starts it"
+    elif state == RunState.RUNNING.value:
+        why, do = Why.RUNNING, f"`{program} status {run.id}` shows more"
+    elif state != WAITING:
+        why, do = Why.ENDED, f"`{restart} {run.path.name}` starts it again"
     elif manifest.packing is not None:
         if managers := len(ClaimsReader().of(sweep, manifest.packing).alive):
             why, do = Why.SLOT, _throttle(program, sweep, "pilots there are")

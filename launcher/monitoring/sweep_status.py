@@ -182,12 +182,16 @@ def live_pilots(sweep: Sweep, live: JobMonitor) -> list[RunStatus]:
 
 
 def not_begun(run: Run) -> str | None:
-    """Returns the state of a point that has not started since its last submission; None: it has, or is no point."""
+    """Returns the state of a point without an attempt since its last submission; None: it has one, or is no point.
+
+    None as well for a point whose record cannot be read: who reads it says why.
+    """
     sweep = sweep_of(run)
     if sweep is None:
         return None
     found = point_statuses(sweep, points=[int(run.path.name)])[0]
-    return found.state if found.seen is None and found.state != RunState.DONE.value else None
+    unread = (RunState.DONE.value, RunState.UNKNOWN.value, DAMAGED)
+    return found.state if found.seen is None and found.state not in unread else None
 
 
 def _without_query(run: Run, requested: float | None, cancelled: bool, live: JobMonitor) -> str | None:

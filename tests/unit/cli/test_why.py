@@ -11,12 +11,15 @@ import pytest
 
 from launcher.cli import why
 from launcher.cli.why import as_json, explain, moment, of_why, shown, start_lines
+from launcher.errors import RunError
 from launcher.monitoring import run_status
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
-from launcher.runs.point_claims import Claims, Manager
-from launcher.schedulers.base import JobState
+from launcher.runs.history import history_of
+from launcher.runs.point_claims import Claims, EntryKind, Manager
+from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.pending import Explanation, Option, PendingFacts, Why
+from launcher.schedulers.slurm.client import Slurm
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.submission.dependencies import Dependency
 from tests.unit.pilots.managers import packed_sweep
@@ -218,3 +221,42 @@ def test_a_job_that_is_held_for_nothing_is_to_be_submitted_again(
     found = why._after(Explanation("mine", "queued", Why.WAITS, "7", PendingFacts(), do="wait"), plan, "launcher")
     assert found.do.startswith("`launcher cancel mine`, and submit it again" if held else "wait")
     assert bool(found.notes) is held
+
+
+def test_a_point_whose_record_cannot_be_read_is_not_called_never_submitted(tmp_path: Path) -> None:
+    """Its job may run: who believed that would start the point a second time."""
+    sweep = make_sweep(tmp_path, 2)
+    (sweep.run(0).path / "record.json").write_text("{")
+    with pytest.raises(RunError, match=r"record\.json cannot be read"):
+        explain(sweep.run(0), "launcher")
+
+
+def test_a_point_of_a_pilot_without_an_attempt_is_not_waiting_if_it_runs_or_is_over(tmp_path: Path) -> None:
+    sweep, manager = packed_sweep(tmp_path, 2), Manager(0, 0, 0, 0)
+    claims = Claims(sweep.path, 0)
+    claims.note(
+        manager, kinds.ManagerBegan(host="n1", job="1", slots=1, pid=1, start=1, namespace="", time=time.time())
+    )
+    for point in range(2):
+        claims.add(point, 0, EntryKind.CLAIMED, manager)
+    claims.add(1, 1, EntryKind.FATAL, manager)  # its process could not be started
+    found = [explain(sweep.run(point), "launcher") for point in range(2)]
+    assert [(each.state, each.why) for each in found] == [("running", Why.RUNNING), ("failed", Why.ENDED)]
+    assert f"`launcher sweep rerun {sweep.id} 1`" in found[1].do
+
+
+@pytest.mark.parametrize(("says", "state"), [({}, "not in the queue"), (None, "its state is not known now")])
+def test_a_job_of_a_race_is_gone_only_if_the_scheduler_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: dict[str, SchedulerJob] | None, state: str
+) -> None:
+    def jobs(_: object) -> dict[str, SchedulerJob]:
+        if says is None:
+            raise QueryError("squeue failed")
+        return says
+
+    monkeypatch.setattr(Slurm, "jobs", jobs)
+    run = Run.create(tmp_path / "r")
+    run.write_record(plan_of(), {"cluster": {"race": ["a", "b"]}}, {"overrides": []})
+    history = history_of([{"time": 1.0, "event": "submitted", "job": "7", "chain": ["8"], "race": True}], None, ())
+    seen = run_status.RunStatus(run, bare_plan(race=({}, {})), history, run_status.RunState.QUEUED, None)
+    assert why.of_race(seen, run_status.JobMonitor()) == [f"job 7 (a): {state}", f"job 8 (b): {state}"]

@@ -201,6 +201,9 @@ def test_whether_one_point_has_begun(tmp_path: Path, says: Says) -> None:
     sweep = make_sweep(tmp_path, 3, first=1)
     says({"100_0": JobState.RUNNING, "100_1": JobState.PENDING})
     assert [not_begun(sweep.run(index)) for index in range(3)] == ["waiting", None, None]
+    (sweep.run(0).path / "record.json").write_text("{")
+    (sweep.run(1).path / "record.json").write_text("{")
+    assert [not_begun(sweep.run(index)) for index in range(3)] == ["waiting", None, None]
 
 
 def test_numbers_in_words() -> None:
