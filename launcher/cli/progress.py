@@ -119,7 +119,7 @@ PROGRESS: Mapping[str, Any] = {
     "percent": None,  # of steps done, rounded down; 100 only when all are done
     "rate": None,  # steps per second of the later half of the attempt's steps, with saves and evaluations
     "needs": None,  # seconds that the remaining steps will take at this rate
-    "elapsed": None,  # seconds since the last attempt started or, if the run is over, its duration
+    "elapsed": None,  # seconds since the last attempt started or, if that has ended, its duration
     "left": None,  # seconds left of the attempt's wall time
     "checkpoint": None,  # steps done in the last checkpoint
     "checkpoint_age": None,  # seconds since the last checkpoint was written
@@ -143,7 +143,7 @@ def progress_of(seen: RunStatus, now: float) -> dict[str, Any]:
             found |= {"steps": steps, "percent": min(100, 100 * step // steps)}
             if running and rate and not at:
                 found["needs"] = max(0, round((steps - step) / rate - (now - progress.time)))
-    found["elapsed"] = elapsed(events, now, over=seen.state.over)
+    found["elapsed"] = elapsed(events, now, over=seen.state.over or seen.state.value == "queued")
     saved = (event.step, event.time) if (event := seen.history.last(Saved)) else None
     if saved is None and seen.history.attempt is not None and seen.state.value != "done":
         saved = saved_before(seen.plan.checkpoint.dir)
@@ -197,16 +197,11 @@ def at_breakpoints(events: Iterable[Mapping[str, Any]]) -> dict[int, Breakpoint]
 
 def saved_before(folder: str) -> tuple[int, float] | None:
     """Returns step and mtime (since the epoch) of a folder's newest checkpoint, by names alone; None: none is seen."""
-    newest: tuple[int, float] | None = None
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                kind, _, digits = entry.name.partition("-")
-                if kind == "step" and digits.isdecimal() and (newest is None or int(digits) > newest[0]):
-                    newest = int(digits), entry.stat().st_mtime
-    except OSError:
-        return newest
-    return newest
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        steps = {int(each.name[5:]): each for each in entries if each.name[:5] == "step-" and each.name[5:].isdecimal()}
+        if steps:
+            return max(steps), steps[max(steps)].stat().st_mtime
+    return None
 
 
 # -- Bars and lines

@@ -73,8 +73,8 @@ def run(arguments: Namespace) -> int:
     if arguments.as_json:
         for line in view.silent.values():
             print(line, file=sys.stderr)
-        results = {each.run.id: each.run.result() for each in view.seen} if names else {}
-        values = [{**plain(row), "metrics": results.get(row["run"])} for row in view.rows]
+        results = {str(each.run.path): each.run.result() for each in view.seen} if names else {}
+        values = [{**plain(row), "metrics": results.get(row["directory"])} for row in view.rows]
         print(json_text(values))
         return 0
     if not view.rows:
@@ -171,7 +171,6 @@ KEYS = (
     "code", "stop", "stays", "unanswered", "answer_age", "before", "updated", "directory",
 )  # fmt: skip
 CODES = ("kind", "code", "stop", "stays")  # columns with the codes of the cause, for programs
-WITHOUT_CAUSE = ("done", "unconfirmed", "unsubmitted", "queued", "running", "suspended")  # states
 UNREADABLE = "unreadable"
 ORPHANED = "orphaned"  # a job without a run
 FAILED = frozenset({RunState.FAILED.value, RunState.LOST.value, DAMAGED, UNREADABLE})
@@ -324,8 +323,8 @@ def _at(path: str) -> Run | Sweep | None:
 def _row_of(seen: RunStatus) -> Row:
     now = time.time()
     again = seen.state is RunState.QUEUED and seen.history.attempt is not None
-    without = seen.state.value in WITHOUT_CAUSE and not again
-    why, codes = (None, dict.fromkeys(CODES)) if without else ending(seen)
+    ended = again or (seen.state.over and seen.state is not RunState.DONE)
+    why, codes = ending(seen) if ended else (None, dict.fromkeys(CODES))
     nodes, spares, ranks = _size(seen)
     restored = seen.history.last(Restored)
     return {
@@ -531,13 +530,13 @@ def _views(rows: Rows) -> Iterator[View]:
 
 
 def _plain(rows: Rows) -> None:
-    before: dict[str, tuple[Any, ...]] = {}
+    before: dict[tuple[Any, Any], tuple[Any, ...]] = {}  # runs in several folders may have one id
     problems: set[str] = set()
     for view in _views(rows):
         for row in view.rows:
-            now = milestone(row)
-            if before.get(row["run"]) != now:
-                before[row["run"]] = now
+            which, now = (row["run"], row["directory"]), milestone(row)
+            if before.get(which) != now:
+                before[which] = now
                 print(line(row), flush=True)
         now_silent = {name: words for name, (words, _) in view.unanswered.items()} | {**view.silent}
         for name, text in now_silent.items():

@@ -180,9 +180,9 @@ def _follow_run(run: Run, stream: Stream, foreground: bool, output: bool) -> Run
     with shown(every=None) as show:  # no progress lines where there is no terminal
         while True:
             seen, took = wait_until_readable(lambda: timed(lambda: status_of(run, live)))
-            if seen.state is RunState.QUEUED and seen.job.reason and seen.job.text != why:
-                why = seen.job.text  # the job may never start, so its pending reason is shown
-                print(f"queued: {why}", file=sys.stderr, flush=True)
+            if (reason := _waits(seen)) and reason != why:
+                why = reason
+                print(f"{seen.state.value}: {why}", file=sys.stderr, flush=True)
             try:
                 for text in stream.new(last=seen.state.over) if output else ():
                     show.print(text.decode(errors="replace").removesuffix("\n"))
@@ -198,6 +198,14 @@ def _follow_run(run: Run, stream: Stream, foreground: bool, output: bool) -> Run
             # A job may be queued for hours, and a look at thousands of nodes takes seconds, so the interval grows.
             time.sleep(LOCAL_INTERVAL if foreground else interval(polls, took, 1.0, max(QUIET_INTERVAL, SHARE * took)))
             polls += 1
+
+
+def _waits(seen: RunStatus) -> str:
+    # Why a run that may never start, or whose state is not known, is waited for; empty: there is nothing to say
+    if seen.state is RunState.QUEUED:
+        return seen.job.text if seen.job.reason else ""
+    unclear = seen.state in (RunState.UNKNOWN, RunState.UNCONFIRMED, RunState.UNSUBMITTED)
+    return (seen.job.text or f"`{program()} why {seen.run.id}` says what to do") if unclear else ""
 
 
 def follow_sweep(sweep: Sweep, points: Collection[int] | None = None, foreground: bool = False) -> int:

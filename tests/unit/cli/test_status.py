@@ -166,9 +166,8 @@ def test_the_newest_checkpoint_in_a_folder(tmp_path: Path) -> None:
     assert standing.saved_before(str(tmp_path / "none")) is None
     for name in ("step-000000009", "step-000000100", ".saving-step-000000200-attempt-0-ab", "step-x", "notes"):
         (tmp_path / name).mkdir()
-    found = standing.saved_before(str(tmp_path))
-    assert found is not None
-    assert found[0] == 100
+    os.utime(tmp_path / "step-000000100", (50, 50))
+    assert standing.saved_before(str(tmp_path)) == (100, 50)
 
 
 # -- the table
@@ -617,6 +616,7 @@ def test_a_scheduler_that_does_not_answer_makes_a_partial_answer(
     assert (told["run-0"]["before"], told["run-1"]["before"]) == ("RUNNING", None)
     assert told["run-0"]["answer_age"] == 7
     assert told["run-0"]["reason"] == "squeue did not answer within 10 s"
+    assert {each["kind"] for each in told.values()} == {None}, "nothing has ended that is not known to have ended"
     assert told["run-0"]["step"] == 5
     assert asked  # once for each time that it is due, which is always here
     assert commands.main(["status"]) == 0
@@ -743,6 +743,28 @@ def test_of_many_runs_few_plans_and_histories_are_in_memory_at_once(
     view = Rows([], tmp_path, True).look()
     assert {row["run"] for row in view.rows} == {f"run-{job}" for job in jobs}
     assert (sizes, view.seen, asked) == ([2, 2, 1], [], ["squeue"])
+
+
+def test_runs_of_one_id_in_two_folders_have_their_own_metrics_and_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [make(tmp_path / folder, "a", str(number)) for number, folder in enumerate(("here", "there"))]
+    for number, run in enumerate(runs):
+        end(run, 0, job=str(number), metrics={"loss": number})
+    assert commands.main(["status", "--json", *(str(run.path) for run in runs)]) == 0
+    assert [each["metrics"] for each in json.loads(capsys.readouterr().out)] == [{"loss": 0}, {"loss": 1}]
+    views = [Rows([str(run.path) for run in runs], tmp_path, False).look() for _ in range(3)]
+    for view in views:
+        view.rows[1].update(attempt=1, over=view is views[-1])
+    monkeypatch.setattr(Rows, "look", lambda self: views.pop(0))
+    monkeypatch.setattr(status.time, "sleep", lambda seconds: None)
+    assert status.watch(Rows([], tmp_path, False)) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_a_run_that_is_queued_again_has_the_duration_of_its_last_attempt() -> None:
+    events = [event(NOW - 600, "started", job="7"), event(NOW - 500, "ended", code=75)]
+    assert standing.progress_of(seen(RunState.QUEUED, *events), NOW)["elapsed"] == 100
 
 
 # -- watching

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import progress, wait
+from launcher.cli import commands, progress, wait
 from launcher.errors import DONE, FAILED, RESUME
 from launcher.monitoring.run_status import JobMonitor, RunStatus
 from launcher.monitoring.sweep_status import STATES, WAITING, PointStatus, point_statuses
@@ -245,3 +245,14 @@ def test_ctrl_c_stops_following_or_ends_the_sweep(
     assert cancelled == ([False] if foreground else [])
     message = "stopping; Ctrl-C again kills" if foreground else "continues without this terminal"
     assert message in capfd.readouterr().err
+
+
+def test_who_waits_for_a_run_in_an_unclear_state_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_sweep(tmp_path, 1, array=None).run(0)
+    run.journal(kinds.Submitting(token="t"))  # and its submitter was killed
+    looks = iter([None, None, lambda: end(run, 0)])
+    monkeypatch.setattr(wait.time, "sleep", lambda _: (next(looks) or (lambda: None))())
+    assert wait.follow_to_end(run, foreground=False, output=False) == 0
+    assert capsys.readouterr().err.splitlines() == [f"unconfirmed: `{commands.program()} why {run.id}` says what to do"]
