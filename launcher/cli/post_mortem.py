@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import pwd
+import shlex
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -32,7 +34,7 @@ LAST_LINES = 10  # last lines of the failed rank's log that are shown
 LOOK = 3.0  # seconds in which files that a program has saved are looked for
 MOST_RESTARTS = 10  # newest ones of an attempt that are shown
 MOST_STACKS = 20  # different ones of a hang that are shown
-MOST_RANKS = 256  # at most so many ranks' logs are searched for errors
+MOST_RANKS = 256  # at most so many other ranks' logs are searched for errors
 
 
 def run(arguments: Namespace) -> int:
@@ -48,11 +50,11 @@ def run(arguments: Namespace) -> int:
 
 
 def _reference(run: Run) -> str:
-    # Names a run for later commands: by its id if the default folder has the run, else by its directory
-    try:
-        return run.id if find(run.id, None) == run else str(run.path)
-    except RunError:
-        return str(run.path)
+    # Names a run for later commands: by its id if the default folder has the run, else by its directory, quoted
+    with contextlib.suppress(RunError):
+        if find(run.id, None) == run:
+            return run.id
+    return shlex.quote(str(run.path))
 
 
 def _examine(found: Run, arguments: Namespace) -> tuple[int, list[str]]:
@@ -135,6 +137,8 @@ def _of(seen: RunStatus, examined: Mapping[str, Any]) -> Iterator[str]:
         yield from labelled("others", f"rank {rank} had another error: {line}")
     if examined["followed"]:
         yield from labelled("others", f"{name_ranks(examined['followed'])} only followed")
+    if examined["unsearched"]:
+        yield from labelled("others", f"the logs of {plural(examined['unsearched'], 'further rank')} were not searched")
     if examined["cancelled_by"]:
         yield from labelled("by", examined["cancelled_by"])
     yield from _before(examined["restarts"])
@@ -183,14 +187,14 @@ def findings_of(seen: RunStatus, attempt: Attempt | None, following: Attempt | N
     fault = event if isinstance(event, Fault) else Fault(host=event.host if event else "")
     rank, trace = fault.rank, (fault.traceback or "").strip()
     host = fault.accused[0].host if fault.accused else fault.host
-    same, followed, others, log = list[int](), list[int](), dict[int, str](), list[str]()
+    same, followed, others, unsearched, log = list[int](), list[int](), dict[int, str](), 0, list[str]()
     stacks: list[dict[str, Any]] = []
     if attempt is not None and rank is not None:
         errors = [line for path in rank_logs(attempt, rank, ("err",)) for line in tail(path)]
         if not trace and fault.code in known.LEFT:  # a program of the user
             trace = tracebacks.last_traceback(errors)
         first_error = trace.splitlines()[-1].strip() if trace else fault.error or ""
-        same, followed, others = _others(attempt, rank, first_error)
+        same, followed, others, unsearched = _others(attempt, rank, first_error)
         log = _log(attempt, rank, trace)
         frames = tracebacks.crash_lines(errors)
         stacks = [{"ranks": [rank], "frames": frames}] if frames else []
@@ -214,6 +218,7 @@ def findings_of(seen: RunStatus, attempt: Attempt | None, following: Attempt | N
         "same": same,  # other ranks with the same error, or one of the same kind
         "followed": followed,  # ranks that ended because others had ended
         "others": others,  # the error line of each rank with a different error
+        "unsearched": unsearched,  # number of further ranks, whose logs were not searched for errors
         "restarts": restarts(events),  # their causes, within the attempt
         "traceback": tracebacks.own_frames(trace) or None,  # of `rank`, without most frames of libraries
         "log": log,  # its last lines, without the traceback
@@ -263,13 +268,13 @@ def _user(ids: Sequence[str]) -> str:
         return by
 
 
-def _others(attempt: Attempt, rank: int, first: str) -> tuple[list[int], list[int], dict[int, str]]:
-    # first: the error line of this rank
-    newest = {each: path for each, _, kind, path in rank_files(attempt) if kind == "err"}  # of its last round
+def _others(attempt: Attempt, rank: int, first: str) -> tuple[list[int], list[int], dict[int, str], int]:
+    # first: the error line of this rank. The last value is how many ranks have logs that were not searched
+    found = [each for each in rank_files(attempt) if each[2] == "err"]
+    last = max((number for _, number, _, _ in found), default=0)  # round: later ones may have fewer ranks
+    logs = [(each, path) for each, number, _, path in found if number == last and each != rank]
     same, followed, others = list[int](), list[int](), dict[int, str]()
-    for each, path in list(newest.items())[:MOST_RANKS]:
-        if each == rank:
-            continue
+    for each, path in logs[:MOST_RANKS]:
         lines = [line for line in tail(path) if line.strip()]
         # Without a traceback: errors that the launcher explains, and what a program prints before it exits
         printed = next((line for line in lines[-1:] if line == first or error_patterns.exception_of(line)), "")
@@ -280,7 +285,7 @@ def _others(attempt: Attempt, rank: int, first: str) -> tuple[list[int], list[in
             same.append(each)
         else:
             others[each] = error
-    return same, followed, others
+    return same, followed, others, max(0, len(logs) - MOST_RANKS)
 
 
 def _log(attempt: Attempt, rank: int, trace: str) -> list[str]:

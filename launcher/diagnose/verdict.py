@@ -29,7 +29,7 @@ from launcher import errors
 from launcher.failures import error_patterns, messages, tracebacks
 from launcher.failures.codes import EndKind, FaultCode, NextReason, StopReason
 from launcher.formatting import cut, plural, rough_size
-from launcher.monitoring.run_status import JobStatus, RunState, RunStatus
+from launcher.monitoring.run_status import APART, JobStatus, RunState, RunStatus
 from launcher.plan.plan import JobPlan
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
@@ -295,8 +295,7 @@ def _without_fault(seen: Evidence) -> Verdict:
         return Verdict(EndKind.STOPPED, cause)
     if (seen.ended is not None and seen.ended > 128) or seen.job.signal is not None:
         return Verdict(EndKind.KILLED, cause, sure=False)
-    lost = seen.state in (RunState.LOST, RunState.UNKNOWN)
-    return Verdict(EndKind.LOST if lost else EndKind.UNKNOWN, cause, sure=False)
+    return Verdict(EndKind.LOST if seen.state is RunState.LOST else EndKind.UNKNOWN, cause, sure=False)
 
 
 # -- Collects the evidence about an attempt: its events, outputs and logs, and the scheduler's history of its job
@@ -385,13 +384,11 @@ def output_lines(run: Run, attempt: Attempt | None, following: Attempt | None = 
     """Returns the last lines of a job's output, printed during an attempt (None: any) and before the next one."""
     outputs = run.outputs()
     begin, end = 0, None
-    if attempt is not None:
-        start = start_of(attempt)
-        names = file_names(start.job if start else None)
-        outputs = [path for path in outputs if path.name in names] or outputs
-        begin = start.output if start else 0
+    if attempt is not None and (start := start_of(attempt)) is not None:
+        names, begin = file_names(start.job), start.output
+        outputs = [path for path in outputs if path.name in names]  # that of another job says nothing about it
         after = start_of(following) if following is not None else None
-        if start and after and after.job == start.job:
+        if after and after.job == start.job:
             end = after.output or None
     return tail(outputs[-1], begin, end) if outputs else []
 
@@ -409,7 +406,7 @@ def execution_of(pasts: Sequence[JobExecution], attempt: Attempt, *, last: bool)
     start = start_of(attempt)
     if start is None:
         return None
-    clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(start.time + 1))
+    clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(start.time + APART))
     return next((past for past in reversed(pasts) if past.begin <= clock and past.begin[:1].isdigit()), None)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli import commands
+from launcher.cli import commands, post_mortem
 from launcher.cli.output import cause, outcome
 from launcher.diagnose import verdict as diagnosis
 from launcher.errors import LauncherError
@@ -357,10 +357,11 @@ def test_a_requeued_jobs_attempt_finds_its_own_part_of_accounting(made: Run) -> 
     pasts = client.parse_history(SACCT)
     begun = time.mktime(time.strptime("2026-11-21T21:08:36", "%Y-%m-%dT%H:%M:%S"))
     first = attempt(made)
-    event_files.append(first.events_file("script"), kinds.Started(job="7"))
     text = first.events_file("script").read_text().splitlines()
-    first.events_file("script").write_text(json.dumps({**json.loads(text[0]), "time": begun}) + "\n")
-    assert diagnosis.execution_of(pasts, first, last=False) == pasts[0]
+    for ahead in (0, 4):  # seconds by which the clock of Slurm's host is ahead of the node's
+        started = {**json.loads(text[0]), "time": begun - ahead}
+        first.events_file("script").write_text(json.dumps(started) + "\n")
+        assert diagnosis.execution_of(pasts, first, last=False) == pasts[0]
     assert diagnosis.execution_of(pasts, first, last=True) == pasts[1]
     assert diagnosis.execution_of([], first, last=True) is None
 
@@ -389,3 +390,49 @@ def test_the_host_that_is_accused_counts_more_than_who_tells_it(
 ) -> None:
     attempt(made, code="node_silent", accused=accused)
     assert verdict(call)["host"] == host
+
+
+def test_ranks_of_an_earlier_round_are_not_compared(made: Run, call: Call) -> None:
+    """Rank 2 was on a node that was lost: what it wrote before has nothing to do with how the round after ended."""
+    logs = attempt(made, rank=1, code="raised", error="ValueError: no", traceback=TRACE).logs
+    write(logs / "rank-2.err", TRACE.replace("ValueError: no", "KeyError: 3"))
+    for rank in range(2):
+        write(logs / f"rank-{rank}.err", "")
+        write(logs / f"rank-{rank}.round-1.err", f"{TRACE}\n")
+    told = verdict(call)
+    assert (told["same"], told["others"], told["followed"], told["unsearched"]) == ([0], {}, [], 0)
+
+
+def test_ranks_whose_logs_are_not_searched_are_counted(made: Run, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(post_mortem, "MOST_RANKS", 2)
+    logs = attempt(made, rank=0, code="raised", error="ValueError: no", traceback=TRACE).logs
+    for rank in range(4):
+        write(logs / f"rank-{rank}.err", f"{TRACE}\n")
+    told = verdict(call)
+    assert (told["same"], told["unsearched"]) == ([1, 2], 1)
+    assert "others     the logs of 1 further rank were not searched" in call("a")[1]
+
+
+def test_what_another_job_has_printed_is_no_evidence(made: Run, call: Call) -> None:
+    """On PBS, the output of a job whose node was lost may never arrive."""
+    write(made.path / "output-6.log", NOTICES)
+    attempt(made, ended=137)
+    assert verdict(call)["kind"] == "killed"
+    assert diagnosis.output_lines(made, Attempt(made, 0)) == []
+
+
+def test_commands_name_a_folder_with_blanks_as_one_word(
+    made: Run, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    attempt(made, rank=1, code="exited", exit_code=3)
+    folder = tmp_path / "my runs"
+    made.path.parent.rename(folder)
+    monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path))
+    told = json.loads(call(str(folder / "a"), "--json")[1])["verdict"]
+    assert f"python -m launcher resume '{folder}/a'" in [each["command"] for each in told["todo"]]
+
+
+def test_a_limit_that_this_version_does_not_know_has_no_advice(made: Run, call: Call) -> None:
+    attempt(made, rank=1, code="hang", limit="launch.future_timeout")
+    assert verdict(call)["kind"] == "hang"
+    assert "future_timeout=" not in str(verdict(call)["todo"])
