@@ -14,7 +14,7 @@ from launcher.errors import RunError
 from launcher.files.json_types import misfit
 from launcher.files.retried_reads import read_json, unwrap
 from launcher.formatting import clean, flat, long_size
-from launcher.monitoring.run_status import RunStatus
+from launcher.monitoring.run_status import RunState, RunStatus
 from launcher.redaction import redact_override
 from launcher.reports.timeline import Entry, Timeline, timeline
 from launcher.runs import directory
@@ -89,7 +89,9 @@ def collect(seen: RunStatus, cause: str | None) -> RunData:
     return RunData(
         id=run.id, path=str(run.path), state=seen.state.value, cause=None if seen.state.value == "done" else cause,
         record=run.record(), attempts=attempts,
-        timeline=timeline(journal_events(run), attempts, None if seen.state.over else now),
+        timeline=timeline(
+            journal_events(run), attempts, None if seen.state.over else now, queued=seen.state is RunState.QUEUED
+        ),
         curves=tuple(curves(events for _, events in attempts)),
         health=tuple(line for _, events in attempts for line in remarks(events)),
         result=flat(run.result() or {}) or None, fabric=fabric,

@@ -46,7 +46,7 @@ from launcher.reports.figures import (
 )
 from launcher.reports.timeline import Entry
 from launcher.runs.events import Ended, Fault, Met, Progress, Started, Stop, every, last
-from launcher.runs.history import differing_bindings, latest_bindings
+from launcher.runs.history import differing_bindings, first_fault, latest_bindings
 from launcher.runs.sweep_directory import SearchSettings, canonical, differing, label, values_of
 from launcher.schedulers import registry
 from launcher.search.progress import SearchProgress, described, rung_lines
@@ -168,6 +168,10 @@ def local_time(time: float) -> str:
     return datetime.fromtimestamp(time).astimezone().strftime("%-d %b %Y %H:%M:%S %Z")
 
 
+def _shown(which: str, most: int, number: int) -> str:
+    return f" (the {which} {most} of {number:,})" if number > most else ""
+
+
 def made(run: RunData) -> str:
     return f"made {local_time(run.seen)} by launcher {__version__} from {run.path}"
 
@@ -182,15 +186,18 @@ def timeline_section(run: RunData) -> Section | None:
     if not history.spans:
         return None
     begin = history.begin or 0.0
-    moments = [moment for moment in history.moments if moment.kind != "checkpoint"][-MOST_MOMENTS:]
-    events = [(f"+{span_text(moment.time - begin)}", str(moment.attempt), moment.text) for moment in moments]
+    moments = [moment for moment in history.moments if moment.kind != "checkpoint"]
+    events = [
+        (f"+{span_text(moment.time - begin)}", str(moment.attempt), moment.text) for moment in moments[-MOST_MOMENTS:]
+    ]
     tables = []
     if len(run.attempts) > 1:
         heads = ("attempt", "ranks", "step", "waited", "ran", "ended", "job")
         rows = [_attempt_row(run, number, entries) for number, entries in run.attempts]
         tables.append(Table(heads, rows, frozenset({0, 5, 6})))
     if events:
-        tables.append(Table(("after", "attempt", "what happened"), events, frozenset({2}), summary="Events"))
+        summary = f"Events{_shown('last', MOST_MOMENTS, len(moments))}"
+        tables.append(Table(("after", "attempt", "what happened"), events, frozenset({2}), summary=summary))
     return Section("Timeline", figures=[timeline_figure(history)], tables=tables)
 
 
@@ -198,11 +205,13 @@ def _attempt_row(run: RunData, number: int, events: Sequence[Entry]) -> tuple[st
     spans = [span for span in run.timeline.spans if span.attempt == number]
     waited = sum(span.end - span.begin for span in spans if span.what == "queued")
     ran = sum(span.end - span.begin for span in spans if span.what != "queued")
-    ended, why = last(events, Ended), last(events, Fault) or last(events, Stop)
+    ended, fault, stop = last(events, Ended), first_fault(events), last(events, Stop)
     met, progress, started = last(events, Met), last(events, Progress), last(events, Started)
     how = str(ended.code) if ended else "-"
-    if how != "0" and why is not None:
-        how += f": {messages.of_fault(why) if isinstance(why, Fault) else messages.of_stop(why)}"
+    if how != "0" and fault is not None:
+        how += f": {messages.of_fault(fault) if isinstance(fault, Fault) else fault.message}"
+    elif how != "0" and stop is not None:
+        how += f": {messages.of_stop(stop)}"
     return (
         str(number), value_text(met and met.ranks), value_text(progress and progress.step), span_text(waited),
         span_text(ran), how, started.job if started else "-",
@@ -234,11 +243,12 @@ def ranks_section(run: RunData) -> Section | None:
         (str(rank.rank), each.host, str(rank.cores), rank.cpus, rank.numa, rank.gpu or "-", rank.nic or "-")
         for each in bound
         for rank in each.ranks
-    ][:MOST_RANKS]
+    ]
+    summary = f"Where ranks run{_shown('first', MOST_RANKS, len(rows))}"
     heads = ("rank", "host", "cores", "CPUs", "NUMA nodes", "GPU", "NIC")
     return Section(
         "Ranks", " ".join(f"{line}." for line in notes),
-        tables=[Table(heads, rows, frozenset({1, 3, 5, 6}), summary="Where ranks run")] if rows else [],
+        tables=[Table(heads, rows[:MOST_RANKS], frozenset({1, 3, 5, 6}), summary=summary)] if rows else [],
     )  # fmt: skip
 
 
@@ -278,7 +288,7 @@ def output_section(run: RunData, *, folded: bool) -> Section | None:
 
 def config_section(run: RunData) -> Section | None:
     chosen = {override.lstrip("+~").partition("=")[0] for override in run.overrides}
-    rows = [(key, value_text(public(key.rpartition(".")[2], value))) for key, value in flat(run.config).items()]
+    rows = [(key, value_text(value)) for key, value in flat(public("", dict(run.config))).items()]
     marks = {number: "chosen" for number, (key, _) in enumerate(rows) if key in chosen}
     table = Table(("key", "value"), rows, frozenset({0, 1}), marks)
     return Section("Configuration", tables=[table], folded=True) if rows else None
@@ -365,8 +375,7 @@ def rows_table(rows: Sequence[Row], roofs: Mapping[str, float]) -> Table:
     text = [tuple(each[head] for head in kept) for each in found]
     left = frozenset(at for at, head in enumerate(kept) if head == "operation" or (head in WORDS and head != "ranks"))
     marks = {number: "bad" for number, row in enumerate(shown) if row.get("wrong") or row.get("missing")}
-    more = f" (the first {MOST_ROWS} of {len(rows)})" if len(rows) > MOST_ROWS else ""
-    return Table(tuple(kept), text, left, marks, f"All numbers{more}")
+    return Table(tuple(kept), text, left, marks, f"All numbers{_shown('first', MOST_ROWS, len(rows))}")
 
 
 def slow_table(matrix: Mapping[str, Any]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,10 +48,14 @@ class Timeline:
         return sum(span.end - span.begin for span in self.spans if span.what == what)
 
 
-def timeline(journal: Sequence[Entry], attempts: Sequence[tuple[int, Sequence[Entry]]], now: float | None) -> Timeline:
+def timeline(
+    journal: Sequence[Entry], attempts: Sequence[tuple[int, Sequence[Entry]]], now: float | None, *,
+    queued: bool = False,
+) -> Timeline:  # fmt: skip
     """Returns the timeline of a run from its journal and (number, events by time) of each attempt.
 
     now: for a run that is not over, the present time, at which its last span ends; None: the run is over.
+    queued: whether it waits for its next attempt, so that the last one has ended.
     """
     submitted = [event.time for event in kinds.every(journal, kinds.Submitted)]
     spans: list[Span] = []
@@ -59,19 +64,20 @@ def timeline(journal: Sequence[Entry], attempts: Sequence[tuple[int, Sequence[En
     for place, (number, entries) in enumerate(attempts):
         if not entries:
             continue
-        newest = place + 1 == len(attempts)
+        until = now if place + 1 == len(attempts) and not queued else None
         events = list(kinds.known(entries))
         started, ended = kinds.first(entries, kinds.Started), kinds.first(entries, kinds.Ended)
         began = started.time if started else float(entries[0]["time"])
         if (waited := _queued_since(submitted, before, began)) is not None and waited < began:
             spans.append(Span(number, "queued", waited, began))
-        end = ended.time if ended else now if newest and now is not None else float(entries[-1]["time"])
+        end = ended.time if ended else float(entries[-1]["time"]) if until is None else until
         spans += _spans(number, events, began, max(end, began))
         marks = ((event.time, _mark(event)) for event in events)
         moments += [Moment(number, mark[0], time, mark[1]) for time, mark in marks if mark is not None]
         before = spans[-1].end
-    if now is not None and submitted and (not attempts or (before is not None and submitted[-1] > before)):
-        spans.append(Span(1 + max((number for number, _ in attempts), default=-1), "queued", submitted[-1], now))
+    since = _queued_since(submitted, before, math.inf)
+    if now is not None and since is not None and (queued or not attempts or (before is not None and since > before)):
+        spans.append(Span(1 + max((number for number, _ in attempts), default=-1), "queued", since, max(since, now)))
     return Timeline(tuple(spans), tuple(moments))
 
 

@@ -319,11 +319,12 @@ def numbers_in(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, fl
 
 def flat_config(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yields (`workload.lr`, value as text) for each key with a value of a nested config, secrets redacted."""
-    for key, value in config.items():
+    for key, given in config.items():
+        value = public(str(key), given)  # a tracker may show it to others
         if isinstance(value, Mapping):
             yield from flat_config(value, f"{prefix}{key}.")
         elif value is not None and value != []:
-            yield prefix + str(key), str(public(str(key), value))  # a tracker may show it to others
+            yield prefix + str(key), str(value)
 
 
 @dataclass(frozen=True)

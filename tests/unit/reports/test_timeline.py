@@ -52,3 +52,19 @@ def test_spans_of_a_run(
     told = timeline(journal, attempts, None if now is None else BEGIN + now)
     assert [(span.what, span.begin - BEGIN, span.end - BEGIN) for span in told.spans] == spans
     assert all(isinstance(span, Span) and span.end >= span.begin for span in told.spans)
+
+
+@pytest.mark.parametrize("ended", [[], [at(20, "ended", code=75)]], ids=["killed", "ended"])
+@pytest.mark.parametrize(
+    ("journal", "since"), [([at(0, "submitted")], 20), ([at(0, "submitted"), at(30, "submitted")], 30)]
+)
+@pytest.mark.parametrize("now", [90, 10], ids=["", "a clock that is behind"])
+def test_a_run_that_is_queued_again_does_not_run(
+    ended: list[dict[str, Any]], journal: list[dict[str, Any]], since: int, now: int
+) -> None:
+    """A job that is preempted and requeued records no end, and may wait for days."""
+    events = [at(5, "started"), at(9, "met"), at(20, "progress", step=1, total=2), *ended]
+    told = timeline(journal, [(0, events)], BEGIN + now, queued=True)
+    assert [(span.attempt, span.what, span.begin - BEGIN, span.end - BEGIN) for span in told.spans] == [
+        (0, "queued", 0, 5), (0, "starting", 5, 9), (0, "running", 9, 20), (1, "queued", since, max(since, now)),
+    ]  # fmt: skip

@@ -95,6 +95,7 @@ def test_what_a_config_has_of_secrets_is_not_tracked() -> None:
     args = [["--token", "hush"], ["--hub_key=hush"], ["--lr", 1, {"token": "hush"}], ["https://me:hush@host"]]
     workload = {f"args{number}": words for number, words in enumerate(args)}
     config = {"cluster": {"environment": environment}, "tracking": tracking, "mail": "a@b", "workload": workload}
+    config["credentials"] = {"user": "me", "pass": "hush"}
     told = dict(flat_config(config))
     assert "hush" not in str(told)
     assert told["cluster.environment.NCCL_DEBUG"] == "INFO"
