@@ -75,8 +75,9 @@ def _all(cluster: str | None) -> Iterator[Finding]:
         config = resume.composed_config(["workload=p2p", *([f"cluster={cluster}"] if cluster else [])]).config
     except ConfigError as error:
         yield problem("config", str(error), "correct it, or choose another profile with --cluster NAME")
-    except ImportError as error:
-        yield problem("config", f"cannot be composed: {error}", "see packages above")
+    except Exception as error:  # as in `start`: a package that is missing, a file that is no text, a silent file server
+        text = f"cannot be composed: {type(error).__name__}: {error}"
+        yield problem("config", text, "see packages above, and the files of your own settings")
     else:
         yield from run_all(rest(config))
     yield from slow()

@@ -78,7 +78,9 @@ def _of_group(group: Sequence[Bound], devices: Mapping[str, Sequence[str]] | Non
     names = list(dict.fromkeys(each.host for each in group))
     hosts = ", ".join(names[:_HOSTS]) + (f" and {len(names) - _HOSTS} more" if names[_HOSTS:] else "")
     lines = textwrap.wrap(f"{hosts}: {first.node or 'its hardware is not known'}", WIDTH, subsequent_indent="  ")
-    lines += textwrap.wrap(f"  the job may use CPUs {first.allowed}", WIDTH, subsequent_indent="    ")
+    head = "  the job may use CPUs "
+    cpus = _wrapped(first.allowed.split(","), WIDTH - len(head))
+    lines += [f"{'' if place else head:<{len(head)}}{line}" for place, line in enumerate(cpus)]
     if first.unbound is not None:
         lines += textwrap.wrap(f"  no rank is bound: {first.unbound.text}", WIDTH, subsequent_indent="    ")
     if first.numas:

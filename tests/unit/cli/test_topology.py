@@ -13,7 +13,7 @@ from launcher.cli.output import WIDTH
 from launcher.cli.topology import devices_of, node_tables
 from launcher.errors import ConfigError, RunError
 from launcher.runs import event_files
-from launcher.runs.events import Bound
+from launcher.runs.events import Bound, BoundRank
 from launcher.runs.history import bindings_event
 from tests.unit.binding import trees
 from tests.unit.cli.test_commands import make
@@ -93,3 +93,11 @@ def test_the_ranks_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     event_files.append(path, told("polaris")[0])
     assert commands.main(where) == 0
     assert "  2     8      8-15,40-47   1     0000:85:00.0  -" in capsys.readouterr().out
+
+
+def test_a_long_list_of_cpus_is_cut_between_them() -> None:
+    cpus = [f"{first}-{first + 2}" for first in range(0, 1024, 4)]
+    lines = node_tables([Bound(host="n", ranks=(BoundRank(0, "0", 1, "0"),), node="k", allowed=",".join(cpus))])
+    assert max(map(len, lines)) <= WIDTH
+    words = [line[23:].rstrip(",").split(",") for line in lines[1 : lines.index("")]]
+    assert [each for line in words for each in line] == cpus

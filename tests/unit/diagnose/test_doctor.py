@@ -400,3 +400,15 @@ def test_a_profile_with_a_mistake_is_a_problem_that_names_it(
 def test_what_takes_long_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "LOOK_AT_TORCH", "import time; time.sleep(600)")
     assert doctor.probe_torch(0.2).level is PROBLEM
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), UnicodeDecodeError("utf-8", b"x", 0, 1, "bad")])
+def test_a_config_that_cannot_be_read_hides_no_other_finding(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def composed(overrides: object) -> None:
+        raise error
+
+    monkeypatch.setattr("launcher.submission.resume.composed_config", composed)
+    monkeypatch.setattr(doctor, "probe_torch", lambda limit: ok("torch", "here"))
+    found = {each.about: each for each in doctor._all(None)}
+    assert (found["config"].level, found["torch"].level, found["python"].level) == (PROBLEM, OK, OK)
+    assert str(error) in found["config"].says
