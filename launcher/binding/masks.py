@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 
 from launcher.binding import hardware
 from launcher.binding.hardware import CPUS, Core, Gpu, Nic, Node, no_topology
@@ -286,8 +287,8 @@ def _whole(kind: str, share: Sequence[Core], home: int | None, cores: Sequence[C
     return [core for core in cores if core.socket in sockets]
 
 
-# Variables that limit which devices a process sees, by vendor, in the order in which they are applied: the later ones
-# index the devices that remain.
+# Variables that limit which devices a process sees, by vendor. HIP reads CUDA_VISIBLE_DEVICES only if the last one is
+# empty or not set (rocclr), and both index the devices that ROCR_VISIBLE_DEVICES leaves.
 MASKS = {
     "nvidia": ("CUDA_VISIBLE_DEVICES",),
     "amd": ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
@@ -295,6 +296,11 @@ MASKS = {
 }
 NAMES = frozenset(name for names in MASKS.values() for name in names)
 NO_DEVICES = ("", "-1", "NoDevFiles")  # entries after which none counts; the last one is Slurm's
+
+
+def entries_of(mask: str) -> list[str]:
+    """Returns the entries of such a variable's value that count."""
+    return [*takewhile(lambda entry: entry not in NO_DEVICES, map(str.strip, mask.split(",")))]
 
 
 def mask_of(names: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -335,7 +341,8 @@ def of_ranks(
 def visible_gpus(node: Node, environ: Mapping[str, str]) -> list[Gpu]:
     """Returns the accelerators that a process with this environment sees, by index; raises DeviceError."""
     shown = list(node.gpus)
-    for mask in MASKS.get(shown[0].vendor, ()) if shown else ():
+    names = MASKS.get(shown[0].vendor, ()) if shown else ()
+    for mask in (*names[:-2], mask_of(names[-2:], environ)) if names else ():
         if (text := environ.get(mask)) is not None:
             shown = _masked(shown, mask, text)
     return shown
@@ -354,14 +361,11 @@ def visible_here(environ: Mapping[str, str]) -> int | None:
 
 def _masked(shown: Sequence[Gpu], mask: str, text: str) -> list[Gpu]:
     found: list[Gpu] = []
-    entries: list[str] = []
+    entries = entries_of(text)
     names: dict[Gpu, str] = {}  # entry of each whole GPU; several entries may name parts of one GPU
-    for entry in map(str.strip, text.split(",")):
-        if entry in NO_DEVICES:
-            break
-        if entry in entries:
+    for place, entry in enumerate(entries):
+        if entry in entries[:place]:
             raise DeviceError(f"{mask}={text} names {entry} twice")
-        entries.append(entry)
         found += _of_entry(shown, mask, entry)
         whole = not entry.startswith("MIG-") and "." not in entry
         if whole and (before := names.setdefault(found[-1], entry)) != entry:

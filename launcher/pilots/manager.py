@@ -28,7 +28,7 @@ from launcher.agent.workers import preload
 from launcher.errors import LauncherError, UnavailableError, is_transient
 from launcher.failures.codes import StopReason
 from launcher.files.retried_reads import IN_A_JOB, Ok, exists
-from launcher.formatting import log_line
+from launcher.formatting import log_line, ranges
 from launcher.pilots import point_fork
 from launcher.pilots.point_fork import Slot, slots_of_node
 from launcher.processes import Process, namespace
@@ -291,7 +291,7 @@ class SlotManager:
             failed = tuple(point for point, kind in self._outcomes if kind is EntryKind.FAILED)
             last = failed[-point_claims.SEVERAL :]
             self._note(kinds.NodeLeftOut(points=last))
-            log_line(f"{self._host} runs no more points: {last} failed here, others elsewhere did not")
+            log_line(f"{self._host} runs no more points: {ranges(sorted(last))} failed here, others elsewhere did not")
 
     def _tell_search(self, each: Running, kind: EntryKind) -> None:
         # Reports the end of a point to the search, unless it will be retried. Call it before writing the point's log:
@@ -350,9 +350,7 @@ class SlotManager:
             with contextlib.suppress(OSError):
                 self._claims.beat(self._mine)
                 self._beaten = time.monotonic()
-            for (
-                each
-            ) in self._running.values():  # else another run could take its checkpoint folder (runs/lease_and_locks.py)
+            for each in self._running.values():  # else another run could take its checkpoint folder (lease_and_locks)
                 with contextlib.suppress(OSError):
                     os.utime(each.attempt.run.path / point_fork.LEASE)
         if not late:
@@ -429,7 +427,7 @@ def _marked(path: Path) -> bool:
     return exists(path, retry_seconds=0) == Ok(True)
 
 
-# -- Decides from a point's exit code what its log says next: done, failed, released for a retry,
+# -- Decides from a point's exit code what its log says next: done, failed, released for a retry, ...
 
 
 def outcome(

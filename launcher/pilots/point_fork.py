@@ -58,7 +58,7 @@ def mask(environ: Mapping[str, str], places: Sequence[int], name: str) -> dict[s
     shown = environ.get(name)
     if shown is None:
         return {name: ",".join(map(str, places))}
-    entries = [each.strip() for each in shown.split(",") if each.strip()]
+    entries = masks.entries_of(shown)
     if len(entries) <= max(places):
         raise TooFewGpus(
             f"{name}={shown} shows {plural(len(entries), 'GPU')} on {socket.gethostname()}, and the pilot asked for "
@@ -180,8 +180,14 @@ def _recorded(attempt: Attempt, slot: Slot, host: str) -> int:
     run, job = attempt.run, os.environ.get("LAUNCHER_JOB_ID", "")
     safe_io.write(run.path / LEASE, f"{job} {attempt.number} {host}\n", sync=False)
     event_files.append(attempt.events_file("script"), Started(job=job, host=host, output=os.fstat(1).st_size))
-    code = _agent(attempt, slot, host)
-    event_files.append(attempt.events_file("script"), Ended(code=code))
+    code = errors.FAILED
+    try:
+        code = _agent(attempt, slot, host)
+    except UnavailableError:
+        code = errors.RESUME
+        raise
+    finally:
+        event_files.append(attempt.events_file("script"), Ended(code=code))
     return code
 
 

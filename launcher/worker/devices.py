@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -158,7 +157,7 @@ def visible_device_changes(
     if mask is None:
         return {}
     shown = environ.get(mask)
-    entries = [str(number) for number in range(gpus_per_node)] if shown is None else _entries(shown)
+    entries = [str(number) for number in range(gpus_per_node)] if shown is None else masks.entries_of(shown)
     already = shown is not None and len(entries) < 2
     return {} if already or len(entries) < ranks else {mask: entries[local_rank]}
 
@@ -168,10 +167,6 @@ def _mask(environ: Mapping[str, str], build: str) -> str | None:
         return masks.mask_of(_MASKS[build], environ)
     # The launcher's torch may be CPU-only while the program brings its own: any such variable that is set
     return next((name for names in _MASKS.values() for name in reversed(names) if name in environ), None)
-
-
-def _entries(mask: str) -> list[str]:
-    return [*itertools.takewhile(lambda entry: entry not in masks.NO_DEVICES, map(str.strip, mask.split(",")))]
 
 
 @dataclass(frozen=True)
@@ -270,7 +265,7 @@ def require_gpu(
             raise _no_gpu(wanted, asked, seen.text, rank, host)
         return
     shown = {name: environ[name] for names in _MASKS.values() for name in names if name in environ}
-    if shown and not any(map(_entries, shown.values())):
+    if shown and not any(map(masks.entries_of, shown.values())):
         raise _no_gpu(wanted, asked, ", ".join(f"{name}={value}" for name, value in shown.items()), rank, host)
     if not shown and not hardware.device_files():
         raise _no_gpu(wanted, asked, f"/dev has no {', '.join(hardware.DEVICE_FILES)}", rank, host)

@@ -43,6 +43,9 @@ def test_masks_of_rocm_count_within_each_other() -> None:
     node = trees.read("lumi-g")
     environ = {"ROCR_VISIBLE_DEVICES": "4,5,6,7", "HIP_VISIBLE_DEVICES": "1"}
     assert addresses(node, environ) == ["0000:d6:00.0"]
+    assert addresses(node, {**environ, "CUDA_VISIBLE_DEVICES": "2,3"}) == ["0000:d6:00.0"]  # HIP does not read it then
+    both = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "7,6")
+    assert addresses(node, both) == addresses(node, {"CUDA_VISIBLE_DEVICES": "7,6"})
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from launcher.errors import FAILED, RESUME, RunError, UnavailableError
 from launcher.failures import messages
 from launcher.pilots import point_fork
 from launcher.pilots.point_fork import Slot
@@ -41,3 +44,23 @@ def test_a_point_that_was_killed_has_a_cause_even_if_nothing_of_its_attempt_was_
     assert causes == ["the task on node2: killed by SIGKILL"] * 2
     assert [end.code for end in every([*first, *second, *third], Ended)] == [137] * 3
     assert not every(third, Fault)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(UnavailableError("late"), RESUME), (RunError("others can write"), FAILED)]
+)
+def test_an_agent_that_cannot_begin_leaves_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    """Without it the point would be called lost, with nothing that says why."""
+
+    def fails(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(point_fork, "_agent", fails)
+    run = Run(tmp_path / "5")
+    Path(run.path, "attempts").mkdir(parents=True)
+    attempt = point_fork.begin(run)
+    with pytest.raises(type(error)):
+        point_fork._recorded(attempt, Slot(0), "node1")
+    assert [end.code for end in every(attempt.events(), Ended)] == [code]

@@ -47,10 +47,13 @@ def test_a_slot_sees_its_part_of_what_the_scheduler_shows(
     assert point_fork.mask(environ, places, "CUDA_VISIBLE_DEVICES") == {"CUDA_VISIBLE_DEVICES": mask}
 
 
-@pytest.mark.parametrize(("shown", "number"), [("", "0 GPUs"), ("3", "1 GPU"), ("NoDevFiles", "1 GPU")])
-def test_fewer_gpus_than_the_pilot_asked_for_are_refused(shown: str, number: str) -> None:
+@pytest.mark.parametrize(
+    ("shown", "place", "number"),
+    [("", 0, "0 GPUs"), ("3", 1, "1 GPU"), ("NoDevFiles", 0, "0 GPUs"), ("1,-1,2", 1, "1 GPU")],
+)
+def test_fewer_gpus_than_the_pilot_asked_for_are_refused(shown: str, place: int, number: str) -> None:
     with pytest.raises(TooFewGpus, match=rf"CUDA_VISIBLE_DEVICES={shown} shows {number} .*sweep\.gpus") as refused:
-        point_fork.mask({"CUDA_VISIBLE_DEVICES": shown}, (1,), "CUDA_VISIBLE_DEVICES")
+        point_fork.mask({"CUDA_VISIBLE_DEVICES": shown}, (place,), "CUDA_VISIBLE_DEVICES")
     assert refused.value.exit_code == NO_RETRY
 
 
