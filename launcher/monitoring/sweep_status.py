@@ -189,9 +189,9 @@ def not_begun(run: Run) -> str | None:
     sweep = sweep_of(run)
     if sweep is None:
         return None
-    found = point_statuses(sweep, points=[int(run.path.name)])[0]
     unread = (RunState.DONE.value, RunState.UNKNOWN.value, DAMAGED)
-    return found.state if found.seen is None and found.state not in unread else None
+    found = point_statuses(sweep, points=[int(run.path.name)])  # none: a search's journal does not show the point yet
+    return next((each.state for each in found if each.seen is None and each.state not in unread), None)
 
 
 def _without_query(run: Run, requested: float | None, cancelled: bool, live: JobMonitor) -> str | None:

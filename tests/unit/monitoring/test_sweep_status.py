@@ -206,6 +206,11 @@ def test_whether_one_point_has_begun(tmp_path: Path, says: Says) -> None:
     assert [not_begun(sweep.run(index)) for index in range(3)] == ["waiting", None, None]
 
 
+def test_a_point_that_the_sweep_does_not_show_yet_is_not_one_that_has_not_begun(tmp_path: Path) -> None:
+    """A pilot has made the point's directory, and over NFS the journal of the search is seen later."""
+    assert not_begun(Run.create(make_sweep(tmp_path, 1).path / "9")) is None
+
+
 def test_numbers_in_words() -> None:
     found = {"waiting": 9, "running": 2, "done": 3, "failed": 1}
     assert summary(found) == "3/15 done, 1 failed, 2 running, 9 waiting"
