@@ -247,7 +247,7 @@ def of_place(place: events.Place) -> str:
 def of_resized(event: events.Resized) -> str:
     """Returns a line about a new round: the nodes that it has lost or gained, and the number of its members."""
     changes = {"without": event.without, "with": event.back}
-    parts = [f"{preposition} {', '.join(map(of_place, places))}" for preposition, places in changes.items() if places]
+    parts = [f"{preposition} {first_of([*map(of_place, places)])}" for preposition, places in changes.items() if places]
     return f"round {event.round} continues {' and '.join(parts)}: {event.members} of {event.size}"
 
 

@@ -142,12 +142,11 @@ def curves(attempts: Iterable[Sequence[Entry]]) -> list[Curve]:
     """Returns a curve for each metric in `progress` and `evaluated` events by attempt, in order of appearance."""
     points: dict[str, list[tuple[int, float]]] = {}
     for events in attempts:
-        for event in kinds.known(events):
-            if not isinstance(event, (kinds.Progress, kinds.Evaluated)):
-                continue
-            for name, value in (event.values or {}).items():
-                if name not in NO_CURVES and finite(value) is not None:
-                    points.setdefault(name, []).append((int(event.step), float(value)))
+        for entry in events:
+            values = entry.get("values") if entry["event"] in (kinds.Progress.event, kinds.Evaluated.event) else None
+            for name, value in (values or {}).items():
+                if name not in NO_CURVES and (number := finite(value)) is not None:
+                    points.setdefault(name, []).append((int(entry["step"]), number))
     return [_curve(name, found) for name, found in points.items()]
 
 
@@ -240,7 +239,7 @@ def _misfits(values: Mapping[str, Any], types: Mapping[str, Any], name: str) -> 
 
 def finite(value: Any) -> float | None:
     """Returns the value as a float if it is a finite number (and no bool), else None."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if number else None
 
 

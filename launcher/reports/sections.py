@@ -234,9 +234,12 @@ def training_section(run: RunData) -> Section | None:
 
 def ranks_section(run: RunData) -> Section | None:
     bound = next((found for _, events in reversed(run.attempts) if (found := latest_bindings(events))), [])
-    unbound = {f"ranks on {each.host} are not bound to cores: {each.unbound.text}": None
-               for each in bound if each.unbound}  # fmt: skip
-    notes = [*run.health, *filter(None, [differing_bindings(bound), *unbound])]
+    unbound: dict[str, list[str]] = {}
+    for each in bound:
+        if each.unbound:
+            unbound.setdefault(each.unbound.text, []).append(each.host)
+    notes = [*run.health, *filter(None, [differing_bindings(bound)])]
+    notes += [f"ranks on {messages.first_of(hosts)} are not bound to cores: {why}" for why, hosts in unbound.items()]
     if not notes and not bound:
         return None
     rows = [

@@ -65,7 +65,7 @@ def timeline(
         if not entries:
             continue
         until = now if place + 1 == len(attempts) and not queued else None
-        events = list(kinds.known(entries))
+        events = list(kinds.known(entry for entry in entries if entry["event"] != kinds.Progress.event))  # of a million
         started, ended = kinds.first(entries, kinds.Started), kinds.first(entries, kinds.Ended)
         began = started.time if started else float(entries[0]["time"])
         if (waited := _queued_since(submitted, before, began)) is not None and waited < began:

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode, NextReason, StopReason
-from launcher.runs.events import Accused, Continues, Fault, Stays, Stop
+from launcher.runs.events import Accused, Continues, Fault, Place, Resized, Stays, Stop
 
 NODE2, NODE3 = Accused(host="node2", node=1), Accused(host="node3", node=2)
 RANK1, RANK2 = Accused(host="node1", rank=1), Accused(host="node2", rank=2)
@@ -145,4 +145,14 @@ def test_what_follows(event: Continues | Stays, shown: str) -> None:
 def test_every_reason_has_a_text_in_either_event(reason: NextReason) -> None:
     assert messages.of_next(Stays(what="stays", reason=reason)) and messages.of_next(
         Continues(what="here", reason=reason)
+    )
+
+
+def test_of_many_nodes_that_were_lost_some_are_named() -> None:
+    lost = tuple(Place(host=f"n{number}", node=number) for number in range(64))
+    text = messages.of_resized(Resized(round=1, members=64, world_size=512, size=128, without=lost))
+    assert text == (
+        "round 1 continues without n0 (node 0), "
+        + ", ".join(f"n{number} (node {number})" for number in range(1, 10))
+        + " and 54 more: 64 of 128"
     )

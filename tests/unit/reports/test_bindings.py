@@ -37,5 +37,13 @@ def test_why_nothing_is_bound_and_how_nodes_differ_is_told() -> None:
     assert "ranks on node2 are not bound to cores: 2 ranks and 1 core." in section.note
 
 
+def test_of_thousands_of_nodes_that_are_not_bound_some_are_named() -> None:
+    several = [dataclasses.replace(bound(f"n{number}"), unbound=Unbound("launch.bind=none")) for number in range(4096)]
+    section = ranks_section(page(*several))
+    assert section is not None
+    assert section.note.endswith("n9 and 4086 more are not bound to cores: launch.bind=none.")
+    assert len(section.note) < 200
+
+
 def test_a_run_without_any_has_no_section() -> None:
     assert ranks_section(page()) is None
