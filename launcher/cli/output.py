@@ -215,7 +215,7 @@ def confirm(lines: Sequence[str], cost: Cost, above: float | None, *, yes: bool)
     """
     print_under("requests", lines)
     asked, unit = cost.counted
-    if above is None or asked <= above or yes or not sys.stdin.isatty():
+    if above is None or asked <= above or yes or sys.stdin is None or not sys.stdin.isatty():
         return
     print(f"More than confirm_above={number(above)} {unit}. Submit? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):

@@ -270,9 +270,7 @@ def _user(ids: Sequence[str]) -> str:
 
 def _others(attempt: Attempt, rank: int, first: str) -> tuple[list[int], list[int], dict[int, str], int]:
     # first: the error line of this rank. The last value is how many ranks have logs that were not searched
-    found = [each for each in rank_files(attempt) if each[2] == "err"]
-    last = max((number for _, number, _, _ in found), default=0)  # round: later ones may have fewer ranks
-    logs = [(each, path) for each, number, _, path in found if number == last and each != rank]
+    logs = [each for each in _of_last_round(attempt, "err") if each[0] != rank]
     same, followed, others = list[int](), list[int](), dict[int, str]()
     for each, path in logs[:MOST_RANKS]:
         lines = [line for line in tail(path) if line.strip()]
@@ -288,6 +286,13 @@ def _others(attempt: Attempt, rank: int, first: str) -> tuple[list[int], list[in
     return same, followed, others, max(0, len(logs) - MOST_RANKS)
 
 
+def _of_last_round(attempt: Attempt, kind: str) -> list[tuple[int, Path]]:
+    # Of all ranks together: a later round may have fewer ranks
+    found = [each for each in rank_files(attempt) if each[2] == kind]
+    last = max((number for _, number, _, _ in found), default=0)
+    return [(rank, path) for rank, number, _, path in found if number == last]
+
+
 def _log(attempt: Attempt, rank: int, trace: str) -> list[str]:
     shown: list[str] = []
     for path in rank_logs(attempt, rank):
@@ -298,12 +303,9 @@ def _log(attempt: Attempt, rank: int, trace: str) -> list[str]:
 
 
 def _stacks(attempt: Attempt) -> list[dict[str, Any]]:
-    found = [each for each in rank_files(attempt) if each[2] == "stacks"]
-    last = max((number for _, number, _, _ in found), default=0)
     groups: dict[tuple[str, ...], list[int]] = {}
-    for rank, number, _, path in found:
-        if number == last:
-            groups.setdefault(tracebacks.main_frames("\n".join(tail(path))), []).append(rank)
+    for rank, path in _of_last_round(attempt, "stacks"):
+        groups.setdefault(tracebacks.main_frames("\n".join(tail(path))), []).append(rank)
     return [{"ranks": ranks, "frames": frames} for frames, ranks in groups.items()]
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.output import bound_to, json_text
+from launcher.cli.output import bound_to, confirm, json_text
 from launcher.config.schema import LaunchMode
+from launcher.plan.limits import Cost
 from tests.unit.plans import plan_of
 
 
@@ -39,3 +40,9 @@ def test_programs_get_json_that_any_parser_reads(value: dict[str, object], text:
         raise AssertionError(constant)
 
     assert json.loads(json_text(value), parse_constant=refused) == text
+
+
+def test_without_an_input_nobody_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", None)  # as Python has it after `<&-`
+    confirm(["8 GPUs"], Cost(gpu_hours=8.0), 1.0, yes=False)
+    assert "8 GPUs" in capsys.readouterr().out
