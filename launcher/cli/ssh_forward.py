@@ -281,10 +281,11 @@ def _sound(row: Any) -> bool:
 
 
 def _of_cluster(row: Mapping[str, Any], cluster: RemoteCluster) -> dict[str, Any]:
-    from launcher.monitoring.sweep_status import LIVE, WAITING  # other commands for clusters need no states
+    # other commands for clusters need no states
+    from launcher.monitoring.sweep_status import CANCELLING, LIVE, ORPHANED, WAITING
 
-    points = row.get("points")
-    over = row.get("state") not in LIVE if points is None else not {*LIVE, WAITING} & set(points)
+    states = {row.get("state")} if row.get("points") is None else set(row["points"])
+    over = not {*LIVE, WAITING, CANCELLING, ORPHANED} & states
     return {**row, "cluster": cluster.name, "remote": True, "over": over, "settled": True}
 
 

@@ -26,8 +26,9 @@ from launcher.cli.ssh_forward import RemoteRows
 from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.failures.messages import of_restored
 from launcher.formatting import brief, cut, format_time, one_line, raw
+from launcher.monitoring import sweep_status
 from launcher.monitoring.run_status import DAMAGE, DamagedRun, JobMonitor, RunState, RunStatus, or_damaged
-from launcher.monitoring.sweep_status import DAMAGED, LIVE, WAITING, counts, done, not_begun, point_statuses, summary
+from launcher.monitoring.sweep_status import CANCELLING, DAMAGED, LIVE, ORPHANED, WAITING, counts, not_begun, summary
 from launcher.paths import default_runs_dir
 from launcher.runs import live_runs_index, lookup, sweep_directory
 from launcher.runs.directory import Run
@@ -172,7 +173,6 @@ KEYS = (
 )  # fmt: skip
 CODES = ("kind", "code", "stop", "stays")  # columns with the codes of the cause, for programs
 UNREADABLE = "unreadable"
-ORPHANED = "orphaned"  # a job without a run
 FAILED = frozenset({RunState.FAILED.value, RunState.LOST.value, DAMAGED, UNREADABLE})
 INTERNAL = ("over", "settled", "unread", "remote")  # keys of a row that --json leaves out
 
@@ -272,7 +272,7 @@ class Rows:
         wanted: list[Run | Sweep] = []
         recent = others = 0
         runs = map(Run, map(Path, paths if noted is None else ()))
-        self._done = {run.path.name for run in runs if or_damaged(run, partial(done, run)) is True}
+        self._done = {run.path.name for run in runs if or_damaged(run, partial(sweep_status.done, run)) is True}
         for path in paths:
             name = os.path.basename(path)
             may_live = name not in self._done if noted is None else name in noted
@@ -306,7 +306,7 @@ class Rows:
         number = live_runs_index.read_counts(self._folder, sweep.id) if settled else None
         over = number is not None  # they are written of a sweep that is over
         if number is None:
-            number = counts(point_statuses(sweep, self._live))
+            number = counts(sweep_status.point_statuses(sweep, self._live))
             over = number.keys().isdisjoint({*LIVE, WAITING}) and not chooses_more(sweep)
             if settled and over:
                 live_runs_index.write_counts(self._folder, sweep.id, number)
@@ -408,7 +408,7 @@ def _state(seen: RunStatus) -> str:
     if seen.state is RunState.UNCONFIRMED and seen.run.is_point and (state := not_begun(seen.run)):
         return state
     if seen.history.cancelled and not seen.state.over:
-        return "cancelling"
+        return CANCELLING
     return seen.state.value
 
 

@@ -20,7 +20,7 @@ from launcher.runs.history import bindings_event, differing_bindings, latest_bin
 from launcher.runs.lookup import find
 from launcher.units import parse_ranges
 
-_HOSTS = 6  # hosts that are named
+_HOSTS = 6  # hosts, and first ranks of hosts, that are named
 _CELL = 32  # characters of a cell in the table of NUMA nodes, after which it is wrapped
 
 
@@ -93,7 +93,9 @@ def _of_group(group: Sequence[Bound], devices: Mapping[str, Sequence[str]] | Non
     of_rows = table(rows, wraps=2, wrap=lambda text, room: _wrapped(text.split(","), room), indent=2)
     lines += ["", *chain.from_iterable(of_rows)]
     if shared:
-        lines.append(f"  local 0 is {name_ranks(each.ranks[0].rank for each in group)}")
+        firsts = [each.ranks[0].rank for each in group]
+        more = f" and {len(firsts) - _HOSTS} more" if firsts[_HOSTS:] else ""
+        lines.append(f"  local 0 is {name_ranks(firsts[:_HOSTS])}{more}")
     return lines
 
 

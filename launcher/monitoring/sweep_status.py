@@ -46,6 +46,8 @@ DAMAGED = "damaged"
 STATES = (WAITING, *(state.value for state in RunState), DAMAGED)
 STARTED = (RunState.RUNNING.value, RunState.SUSPENDED.value)  # states of points whose job has started
 LIVE = tuple(state.value for state in RunState if not state.over)
+# What `status` shows besides, none of it over: a run that the user has cancelled, and a job without a run.
+CANCELLING, ORPHANED = "cancelling", "orphaned"
 
 
 @dataclass(frozen=True)

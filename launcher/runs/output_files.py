@@ -121,9 +121,10 @@ def start_of(attempt: Attempt) -> Started | None:
 
 
 def file_names(job: str | None) -> list[str]:
-    """Returns the names that a job's output file may have: Slurm's and local, PBS's, a PBS array element's."""
-    element = re.sub(r"^(\d+)(.*)_(\d+)$", r"\1[\3]\2", job or "")
-    return [f"output-{job}.log", f"{job}.OU", f"{element}.OU"]
+    """Returns the names that a job's output file may have: Slurm's and local, PBS's, array elements' of PBS and SGE."""
+    found = re.fullmatch(r"(\d+)(.*)_(\d+)", job or "")
+    elements = [f"{found[1]}[{found[3]}]{found[2]}.OU", f"output-{found[1]}_{int(found[3]) + 1}.log"] if found else []
+    return [f"output-{job}.log", f"{job}.OU", *elements]
 
 
 def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -> list[str]:

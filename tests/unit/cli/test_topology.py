@@ -56,6 +56,8 @@ def test_alike_nodes_are_shown_once() -> None:
     assert shown[0].startswith("node1, node2: 1 socket")
     assert shown[-1] == "  local 0 is ranks 0,4"
     assert sum("GPUS AND NICS" in line for line in shown) == 1
+    many = [told("polaris", host=f"node{number}", first=4 * number)[0] for number in range(20)]
+    assert node_tables(many)[-1] == "  local 0 is ranks 0,4,8,12,16,20 and 14 more"
 
 
 def test_nodes_that_differ_are_named_and_shown_each() -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -282,6 +283,18 @@ def test_clusters_are_waited_for_once_while_other_runs_are_read(folder: Path, mo
     assert seen() == ["running", "running"], "the last answers, at once"
     answered.set()
     until(lambda: seen() == ["done", "done"], "the next answers")
+
+
+@pytest.mark.parametrize(
+    ("row", "over"),
+    [
+        ({"state": "running"}, False), ({"state": "cancelling"}, False), ({"state": "orphaned"}, False),
+        ({"state": "waiting"}, False), ({"state": "failed"}, True), ({"state": "unreadable"}, True),
+        ({"state": "0/2 done", "points": {"waiting": 2}}, False), ({"state": "2/2 done", "points": {"done": 2}}, True),
+    ],
+)  # fmt: skip
+def test_what_is_not_over_there_is_not_over_here(folder: Path, row: dict[str, Any], over: bool) -> None:
+    assert ssh_forward._of_cluster({"run": "a", **row}, cluster())["over"] is over
 
 
 def test_names_are_those_of_the_other_side() -> None:

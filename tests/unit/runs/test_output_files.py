@@ -83,6 +83,7 @@ def test_the_parts_of_the_output(starts: dict[int, kinds.Started], parts: list[P
         ("local-launcher-1a2b", "output-local-launcher-1a2b.log"),
         ("136.pbs-srv", "136.pbs-srv.OU"),
         ("150.pbs-srv_5", "150[5].pbs-srv.OU"),
+        ("12_0", "output-12_1.log"),  # Grid Engine counts from 1
     ],
 )
 def test_the_output_file_of_a_job(job: str, name: str) -> None:
