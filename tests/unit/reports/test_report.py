@@ -412,13 +412,13 @@ def test_what_wandb_wrote_offline_comes_with_the_command_that_sends_it(tmp_path:
 
 
 def test_a_table_that_is_cut_says_of_how_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "MOST_MOMENTS", 2)
-    monkeypatch.setattr(page, "MOST_RANKS", 1)
+    monkeypatch.setattr(sections, "MOST_MOMENTS", 2)
+    monkeypatch.setattr(sections, "MOST_RANKS", 1)
     run = trained(tmp_path)
     ranks = [{"rank": rank, "cpus": "0", "cores": 1, "numa": "0"} for rank in range(1200)]
     events = run.path / "attempts" / "1" / "events" / "node-7.jsonl"
     write_events(events, at(121, "bound", host="node1", ranks=ranks))
-    tables = [table for section in page.run_page(data_of(run)).sections for table in section.tables]
+    tables = [table for section in sections.run_page(data_of(run)).sections for table in section.tables]
     shown = {table.summary: len(table.rows) for table in tables}
     assert shown["Where ranks run (the first 1 of 1,200)"] == 1
     assert shown["Events (the last 2 of 4)"] == 2
@@ -431,8 +431,8 @@ def test_an_attempt_shows_the_first_failure_and_not_what_followed(tmp_path: Path
     lines += [at(151, "fault", code="not_reached", host="node2", error="gone")]
     write_events(events / "node-1.jsonl", *lines)
     write_events(events / "script.jsonl", at(120, "started", job="7"), at(191, "ended", code=1))
-    text = text_of(page.run_page(data_of(run)))
+    text = text_of(sections.run_page(data_of(run)))
     assert "1: rank 1 on node1: ValueError: no" in text
     setup = [at(3, "started"), at(4, "setup_failed", line=1, host="node1"), at(5, "ended", code=1)]
     write_events(run.path / "attempts" / "2" / "events" / "script.jsonl", *setup)
-    assert "1: a set-up line failed" in text_of(page.run_page(data_of(run)))
+    assert "1: a set-up line failed" in text_of(sections.run_page(data_of(run)))
