@@ -1,9 +1,9 @@
-"""Submit PyTorch jobs to Slurm and PBS from one Hydra config, and follow them until they are done.
+"""Submit PyTorch jobs to Slurm, PBS and Grid Engine from one Hydra config, and follow them until they are done.
 
 For code that runs in ranks, and for `WorkloadHook`, which runs where a run is submitted:
 
     from launcher import init
-    env = init()          # a process group, from srun, mpiexec, torchrun, PBS or nothing at all
+    env = init()          # a process group, from srun, mpiexec, torchrun, pbsdsh or nothing at all
     print(env.rank, env.world_size, env.device)
 
 | name | does |

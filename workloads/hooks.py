@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from launcher import WorkloadHook
 from launcher.errors import ConfigError
+from launcher.files.retried_reads import exists, unwrap
 from launcher.formatting import format_size
 from launcher.plan.build import OUR_CODE
 from workloads import benchmark_keys, image_data, text_data
@@ -192,6 +193,8 @@ class ImageTraining(WorkloadHook):
 
 
 def _found(name: str, folder: str | None) -> image_data.Found:
+    if folder is not None and not unwrap(exists(Path(folder).expanduser())):  # else it would train on `digits`
+        raise ConfigError(f"workload.data_dir={folder} is not there: name a folder with data sets, or leave it out")
     try:
         return image_data.find(name, folder)
     except image_data.DatasetError as error:

@@ -106,7 +106,8 @@ def run(run_dir: str) -> dict[str, Any]:
         return {}
     except RendezvousError as error:
         events(error.fault)
-        raise AttemptFailed(error.fault, ours=not error.from_leader, decides=place.rank == 0) from None
+        ends_with = error.fault.ends_with or errors.FAILED
+        raise AttemptFailed(error.fault, ends_with, ours=not error.from_leader, decides=place.rank == 0) from None
     except AskedToStop as request:
         fault = _stopped_early(host, request, "before its ranks had started")
         events(fault)
@@ -345,7 +346,7 @@ class _Agent:
         try:
             ranks, bound = self._binder.bind(rendezvous.members, place, ranks)
         except BindingRefused as error:
-            fault = Fault(code=FaultCode.REFUSED, host=self.own.host, error=str(error))
+            fault = Fault(code=FaultCode.REFUSED, host=self.own.host, error=str(error), ends_with=error.exit_code)
             raise RendezvousError(fault) from None
         self._events(bound)
         own = {name: value for name, value in os.environ.items() if name not in AGENTS_OWN}

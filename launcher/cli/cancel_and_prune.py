@@ -508,7 +508,7 @@ def _find(name: str, runs_dir: Path | None) -> Run | Sweep | Orphan:
         try:
             found = look_for(name)
         except QueryError as problem:
-            raise RunError(f"{error} Whether there is a job {name} is not known: {problem}") from None
+            raise RunError(f"{error}. Whether there is a job {name} is not known: {problem}") from None
         if found is None:
             raise
     if isinstance(found, Orphan):

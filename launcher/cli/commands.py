@@ -355,7 +355,7 @@ def of_resume(parser: Parser) -> None:
     parser.usage = parser.prog + " RUN [KEY=VALUE ...] [options] [-- ARGUMENT ...]"
     parser.behind = "arguments"
     parser.add("name", metavar="RUN", help=RUN)
-    parser.add("overrides", metavar="KEY=VALUE", nargs="*", help="settings to change (nodes=4 time=2h)")
+    parser.add("overrides", metavar="KEY=VALUE", nargs="*", default=[], help="settings to change (nodes=4 time=2h)")
     parser.add("--new-snapshot", action="store_true", help="with env.snapshot: copy the code again, as it is now")
     add_yes(parser)
 

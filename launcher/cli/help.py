@@ -136,7 +136,8 @@ def everything() -> Iterator[str]:
     for group in GROUPS:
         yield from _wrapped(f"{group}=NAME: {', '.join(choices(group))}", "", "  ")
     yield ""
-    yield f"Settings for all your runs are read from {user_config_dir() / 'user.yaml'}."
+    yield "Settings for all your runs are read from"
+    yield str(user_config_dir() / "user.yaml")
 
 
 @cache
@@ -203,7 +204,8 @@ def of_key(name: str) -> Iterator[str]:
     if name == "workload":
         yield f"\n`{program()} help workload=NAME` has the keys of one."
     elif found and not below and not (key := found[0][1]).name.startswith("workload."):  # else it is of one workload
-        yield f"\n{key.name}=VALUE, or for all your runs a line `{key.name}: VALUE` in"
+        yield ""
+        yield from _wrapped(f"{key.name}=VALUE, or for all your runs a line `{key.name}: VALUE` in", "", "")
         yield str(user_config_dir() / "user.yaml")
 
 

@@ -43,12 +43,12 @@ def run(arguments: Namespace) -> int:
         if arguments.ssh is None and (arguments.python or arguments.activate):
             raise ConfigError("--python and --activate go with --ssh: they are about the other side")
         return _init(arguments) if arguments.ssh is None else _init_remote(arguments)
+    if name is None:
+        raise ConfigError(f"`site {action}` needs the NAME of a profile; `site list` shows them")
     if action == "login":
         from launcher.cli import ssh_forward
 
         return ssh_forward.log_in(name)
-    if name is None:
-        raise ConfigError("`site show` needs the NAME of a profile; `site list` shows them")
     return _show(name)
 
 

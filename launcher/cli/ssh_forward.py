@@ -151,9 +151,9 @@ def _fetch_table(cluster: RemoteCluster, path: str, words: Sequence[str]) -> int
     return exit_code
 
 
-def log_in(name: str | None) -> int:
+def log_in(name: str) -> int:
     """Opens the connection to a cluster behind ssh, which may ask for a password; raises ConfigError."""
-    cluster = clusters.named(name or "")
+    cluster = clusters.named(name)
     failed = command.log_in(cluster) != DONE
     print(f"{cluster.host}: the login failed" if failed else f"logged in to {cluster.host}")
     return int(failed)

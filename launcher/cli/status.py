@@ -55,7 +55,7 @@ def run(arguments: Namespace) -> int:
         raise ConfigError("--json does not go with --watch: call `status --json` repeatedly")
     apart = not names and arguments.runs_dir is None and bool(remote_profiles())  # those of clusters behind ssh, too
     if not names and not apart and not lookup.names(folder) and not queues_here():
-        print("[]" if arguments.as_json else f"no runs in {folder}")
+        print("[]" if arguments.as_json else _none_in(folder))
         return 0
     if names and (arguments.failed or arguments.since is not None):
         raise ConfigError("--failed and --since choose among all runs: leave the names out")
@@ -79,7 +79,7 @@ def run(arguments: Namespace) -> int:
         print(json_text(values))
         return 0
     if not view.rows:
-        print(f"no runs in {folder}" + (" that match" if rows.filtered else ""))
+        print(_none_in(folder) + (" that match" if rows.filtered else ""))
         for line in view.silent.values():
             print(line)
         return 0
@@ -97,6 +97,10 @@ def run(arguments: Namespace) -> int:
     if view.older:
         print(f"... and {view.older} older; --all shows them")
     return 0
+
+
+def _none_in(folder: Path) -> str:
+    return f"no runs in {folder}" + ("" if folder.is_dir() else ": there is no such folder yet")
 
 
 # -- The table

@@ -381,7 +381,7 @@ def _print_best(
     if order.metric is None:
         print("no objective: `--sort METRIC` orders them; sweep.objective=METRIC sets one")
     elif order.metric not in metrics[best.index]:
-        print(f"no point has the objective {order.metric!r} among its metrics")
+        print(f"no point has the objective {order.metric!r} in its result: report it with launcher.report in the code")
     else:
         print(f"best  point {best.index}, {order.metric} {metric_text(metrics[best.index][order.metric])}: "
               f"{label(best.overrides, keys)}".rstrip(": "))  # fmt: skip

@@ -25,7 +25,8 @@ WRONG_TYPE = re.compile(r"Value '(.*?)'(?: of type '\w+')? (?:could not be conve
 NO_CHOICE = re.compile(r"Invalid value '(.*?)', expected one of \[(.*)\]")
 LIST = re.compile(r"Invalid value assigned: \w+ is not a ListConfig")
 SECTION = re.compile(r"is not a DictConfig|Cannot assign \w+ to Dict|Invalid type assigned: \w+ is not a subclass of")
-NULL = re.compile(r"NoneType is not a subclass of (str|int|float|bool)\b|field '[^']*' is not Optional")
+NULL = re.compile(r"NoneType is not a subclass of (str|int|float|bool)\b")
+NO_NULL = re.compile(r"field '[^']*' is not Optional")
 KINDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false", "bool": "true or false"}
 
 
@@ -74,7 +75,7 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
     if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
         key, value = match[1].lstrip("+"), match[2]
         as_list, as_text = shlex.quote(f"{key}=[{value}]"), shlex.quote(f'{key}="{value}"')
-        return f"{key}={value}: write {as_list} for a list, {as_text} for a text, or add -m for a sweep"
+        return f"{key}={value}: add -m for a sweep of these values, or write {as_list} for a list, {as_text} for a text"
     if hint := _unreadable(arguments):
         return hint
     cause = str(error.__cause__ or error)
@@ -90,7 +91,8 @@ def require_names(arguments: Sequence[str]) -> None:
     for word in arguments:
         key, equals, value = word.partition("=")
         if equals and (not key or (key in GROUPS and any(NO_NAME.fullmatch(each) for each in value.split(",")))):
-            raise ConfigError(f"{word}: {'it must be the name of one' if key else 'there is no key in front of the ='}")
+            known = f"it must be one of {', '.join(choices(key))}" if key else "there is no key in front of the ="
+            raise ConfigError(f"{word}: {known}")
 
 
 def no_workload() -> str:
@@ -189,7 +191,7 @@ def _about_a_file(text: str, kind: type | None) -> str | None:
         at = f"{_short(key, group)}: " if key else ""
         return f"{where}: {at}a list is given where a section ({{NAME: VALUE}}) is needed, or vice versa"
     if "is not a subclass of" in message:
-        return f"{where}: it must have lines of the form KEY: VALUE"
+        return f"{where}: it, and each section in it, must have lines of the form KEY: VALUE"
     lines = [line.strip() for line in message.splitlines()[1:] if line.strip()]
     others = ("full_key", "object_type", "reference_type")
     first = next((line for line in lines if not line.startswith(others)), message)
@@ -208,6 +210,8 @@ def wrong_value(message: str, key: Key | None) -> str | None:
         return f"it is one of {', '.join(known)}.{near(choice[1], known)}"
     if value := WRONG_TYPE.search(message):
         return f"it must be {KINDS.get(value[2], value[2])}" + (f": {key.doc}" if key and key.doc else "")  # the unit
+    if NO_NULL.search(message):
+        return "it cannot be null: leave it out for its default"
     if NULL.search(message):
         return "null cannot be one of its values: leave it out, or quote the word ('null')"
     if LIST.search(message):

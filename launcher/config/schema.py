@@ -318,10 +318,10 @@ class Sweep:
     budget: SearchBudget = field(default_factory=SearchBudget)  # when a search ends
     asha: Asha = field(default_factory=Asha)  # when a search prunes
     seed: int = 0  # seed of the points that a search chooses
-    slots: Nat | None = None  # points that share nodes of a pilot, a job that runs one point after the other
+    slots: Nat | None = None  # points that run at once on each node of a pilot, a job that runs points in turn
     pack: Nat | None = None  # number of pilots that share the points, instead of a job for each point
     nodes: Nat | None = None  # nodes of each pilot; empty: 1
-    gpus: int | None = None  # GPUs on each node of a pilot; empty: those of its slots. Fewer are shared
+    gpus: int | None = None  # GPUs on each node of a pilot; empty: those of its slots. Of fewer, points share each
     retries: int = 2  # how often a point that fails in a pilot is retried, if possible on another node
 
 
@@ -352,7 +352,7 @@ class P2P(Workload):
     budget: str | None = None  # time per size (`500ms`, `2s`) instead of iterations
     matrix: MatrixOf = MatrixOf.nodes  # pairs of the matrix: nodes (one rank of each) or ranks
     slow: float = 0.7  # a pair of the matrix is slow below this part of the median bandwidth
-    slow_latency: float = 3.0  # or above this many times the median latency
+    slow_latency: float = 3.0  # it is also slow above this many times the median latency
     fail_on_slow: bool = False  # whether a slow pair fails the run
     baseline: str | None = None  # results to compare with; default: the run's `baseline`
     tolerance: float = 0.2  # the part of their speed that may be lost; default: the run's `tolerance`
@@ -364,7 +364,7 @@ class Collective(Workload):
 
     op: Any = "all"  # `all`, one operation, or a list: workload.op=[all_reduce,broadcast]
     sizes: Any = "1M"  # bytes: a size, a sweep MIN:MAX:STEP (`8:1G:2`, `4M:64M:4M`), or a list of them
-    dtype: str = "float32"  # see workload=p2p
+    dtype: str = "float32"  # float32, float16, bfloat16, float64, int32, int64 or int8
     redop: str = "sum"  # how reductions combine: sum, prod, min, max or avg
     root: int = 0  # the root of broadcast, reduce, gather and scatter: a rank within its group
     place: str = "both"  # both, out (separate buffers) or in (the result replaces the data)
@@ -487,7 +487,7 @@ class Config:
     baseline: str | None = None  # run to compare p2p and collective with: its id, directory, or results.json
     tolerance: float = 0.2  # part of the baseline's speed that may be lost before the run fails
     confirm_above: float | None = None  # GPU-hours (without GPUs: node-hours) that need confirmation if exceeded
-    runs_dir: str = MISSING  # folder of the run directories, shared by all nodes
+    runs_dir: str = MISSING  # shared folder of all runs; default: LAUNCHER_RUNS_DIR, else ~/.local/share/launcher/runs
     preflight: bool = False  # check devices, clocks, folders and an all_reduce on all nodes before the ranks start
     dry_run: bool = False  # show the plan and the script, and submit nothing
     submit: bool = True  # false: make the run's directory, and print the command with which you submit it yourself

@@ -98,6 +98,8 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{folder} is an environment of conda: `conda-pack -p {folder} -o {archive}` makes an archive of it"
         )
+    if not archive.parent.is_dir():
+        raise ConfigError(f"{archive} cannot be written: there is no folder {archive.parent}")
     if archive.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{archive} would be within {folder}: write it elsewhere")
     part, members = archive.with_name(safe_io.temporary_name(archive.name)), Members()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 MOST_NAMES = 10  # at most so many agents are named in a text
+STOP_FILE = "asked to stop by its file `stop`"
 
 
 def signal_name(number: int) -> str:
@@ -181,7 +182,7 @@ def _ranks_stopped(stop: events.Stop) -> str:
 _STOPS: dict[StopReason, Callable[[events.Stop], str]] = {
     StopReason.TIME_LIMIT: lambda _: "its time is nearly up",
     StopReason.WARNING_SIGNAL: lambda stop: f"the scheduler's warning signal ({rank_on(stop.rank, stop.host)})",
-    StopReason.STOP_FILE: lambda _: "its stop file",
+    StopReason.STOP_FILE: lambda _: STOP_FILE,
     StopReason.CANCELLED: lambda _: "it was cancelled before it started",
     StopReason.SIGNAL: lambda stop: (
         of_request(stop.host, stop.signal) if stop.rank is None else f"asked to stop ({rank_on(stop.rank, stop.host)})"
@@ -219,7 +220,7 @@ _CONTINUES: dict[NextReason, Callable[..., str]] = {
     NextReason.RESUBMITTED: lambda event: f"job {event.job} waits for this one to end",
 }
 _STAYS: dict[NextReason, Callable[..., str]] = {
-    NextReason.STOP_FILE: lambda _: "its stop file",
+    NextReason.STOP_FILE: lambda _: STOP_FILE,
     NextReason.CANCELLED: lambda _: "it was cancelled",
     NextReason.RESUME_NEVER: lambda _: "resume.how=never",
     NextReason.TIME_LIMIT: lambda _: "the time of its allocation is nearly up",

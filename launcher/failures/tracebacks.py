@@ -10,11 +10,17 @@ LONG = 8  # a traceback with more frames than this is shown without frames of li
 _HEAD = "Traceback (most recent call last):"
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
 _FRAME = re.compile(r'  File "([^"]*)", line \d+')
+_TORCHS_PREFIX = re.compile(r"^\[rank\d+\]: ")
 _IMPORT = re.compile(r"^<frozen |/importlib/__init__\.py$")
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3[^/]*/|^<frozen ")
 _LAUNCHER = re.compile(
     r"/launcher/(agent|worker)/|/torch/distributed/elastic/|/torch/multiprocessing/|/multiprocessing/"
 )
+
+
+def without_torchs_prefix(line: str) -> str:
+    """Removes the `[rank3]: ` that torch puts before each line of a traceback while there is a process group."""
+    return _TORCHS_PREFIX.sub("", line)
 
 
 def own_frames(trace: str) -> str:

@@ -275,9 +275,8 @@ def _resume(config: Config) -> plans.Resume:
     lead = resolved_value(resume, "lead", "resume.") or min(max(seconds // 20, 10), 120)
     if lead >= seconds:
         given = f"resume.lead={resume.lead} is" if resume.lead else "attempts stop 10 s before their limit, which is"
-        raise ConfigError(
-            f"{given} not less than time={config.time}: ranks would have no time to run; raise time, or set resume.lead"
-        )
+        fix = "raise time, or lower resume.lead" if resume.lead else "raise time, or set resume.lead"
+        raise ConfigError(f"{given} not less than time={config.time}: ranks would have no time to run; {fix}")
     if resume.how is ResumeHow.chain and resume.max_attempts > LONGEST_CHAIN:
         raise ConfigError(
             f"resume.how=chain submits resume.max_attempts={resume.max_attempts} jobs at once: {LONGEST_CHAIN} at most"
@@ -300,8 +299,10 @@ def refuse_unusable(prefix: str, section: Any) -> None:
     """Raises ConfigError for an empty text and for a number out of range in a section (`prefix`: `sweep.`)."""
     # Code of the user's own may give the keys of a training another meaning.
     forms = {} if not getattr(section, "entry", OUR_CODE).startswith(OUR_CODE) else _forms(section.__class__)
-    for each in dataclasses.fields(section):
-        key, value = f"{prefix}{each.name}", getattr(section, each.name)
+    # Sections come last: a key of theirs may have the value of one that the user has set (workload.seed).
+    values = [(each, getattr(section, each.name)) for each in dataclasses.fields(section)]
+    for each, value in sorted(values, key=lambda pair: dataclasses.is_dataclass(pair[1])):
+        key = f"{prefix}{each.name}"
         if dataclasses.is_dataclass(value):
             refuse_unusable(f"{key}.", value)
         elif isinstance(value, (int, float)):
@@ -341,7 +342,8 @@ def _require(cluster: schema.Cluster) -> None:
         key, _, example = required.partition("=")
         name, *parts = key.split(".")
         if name not in known:
-            raise ConfigError(f"cluster.required: there is no key cluster.{name}.{near(name, known)}")
+            words = f"cluster.required: there is no key cluster.{name}.{near(name, known)}"
+            raise ConfigError(words, key="cluster.required")
         value = getattr(cluster, name)
         for part in parts:
             value = value.get(part) if isinstance(value, Mapping) else None

@@ -17,7 +17,7 @@ from launcher.plan.plan import JobPlan
 from launcher.units import parse_memory, parse_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 
 def pools_of(cluster: Cluster) -> dict[str, Pool]:
@@ -131,13 +131,11 @@ def _check(plan: JobPlan, limits: Limits, where: str, source: str) -> None:
             f"{cpus}, and {where} wants {limits.cpus_per_gpu} with each GPU: use "
             f"cpus_per_proc={-(-fewest // plan.procs_per_node)}"
         )
-    try:
-        mem = None if limits.mem_per_node is None else parse_memory(limits.mem_per_node)
-        longest = None if limits.time is None else parse_time(limits.time)
-        shortest = None if limits.min_time is None else parse_time(limits.min_time)
-        by_nodes = {least: parse_time(text) for least, text in limits.time_by_nodes.items()}
-    except ValueError as error:
-        raise ConfigError(f"{source} of {where}: {error}") from None
+    mem = _parsed(parse_memory, limits.mem_per_node, f"{source}.mem_per_node")
+    longest = _parsed(parse_time, limits.time, f"{source}.time")
+    shortest = _parsed(parse_time, limits.min_time, f"{source}.min_time")
+    key = f"{source}.time_by_nodes"
+    by_nodes = {least: _parsed(parse_time, text, key) or 0 for least, text in limits.time_by_nodes.items()}
     if mem is not None and plan.mem is not None and plan.mem > mem:
         raise ConfigError(f"mem={format_size(plan.mem)}: {where} has {format_size(mem)} on a node: ask for less")
     time = f"time={format_time(plan.time)}"
@@ -154,6 +152,13 @@ def _check(plan: JobPlan, limits: Limits, where: str, source: str) -> None:
             f"{plan.nodes_key}={plan.nodes} x {time} is {hours:g} node-hours, and {where} allows "
             f"{limits.node_hours:g}: lower one of the two"
         )
+
+
+def _parsed(parse: Callable[[str], int], text: str | None, key: str) -> int | None:
+    try:
+        return None if text is None else parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}", key=key) from None
 
 
 def _too_long_for_nodes(plan: JobPlan, by_nodes: Mapping[int, int], where: str) -> str | None:

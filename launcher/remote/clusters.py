@@ -75,7 +75,9 @@ def parsed(path: Path, text: str) -> RemoteCluster:
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: this is not valid YAML: {error}") from None
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        where = f"{path}, line {mark.line + 1}" if mark else str(path)
+        raise ConfigError(f"{where}: this is not valid YAML: {problem or error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: it must have lines of the form KEY: VALUE")
     if wrong := next((key for key in values if key not in TYPES), None):

@@ -130,7 +130,8 @@ def timeline_figure(timeline: Timeline) -> Figure:
             })  # fmt: skip
     layout = {
         "barmode": "overlay",
-        "xaxis": axis(type="date", showgrid=True, nticks=6, range=[clock(begin - margin), clock(end + margin)]),
+        "xaxis": axis(type="date", showgrid=True, nticks=5, tickangle=0,
+                      range=[clock(begin - margin), clock(end + margin)]),
         "yaxis": axis("attempt", type="category", autorange="reversed", showgrid=False,
                       categoryorder="array", categoryarray=[str(number) for number in numbers]),
         "hovermode": "closest",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import importlib.util
+import re
 import secrets
 import shlex
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import __version__
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, program
 from launcher.failures import messages
 from launcher.files import safe_io
 from launcher.formatting import clean, flat, long_size, plural, si
@@ -107,7 +108,6 @@ class Page:
 # -- Makes the sections of a page about one run, and the facts above them
 
 
-PROGRAM = "python -m launcher"
 MOST_MOMENTS = 200  # the last events that the timeline's table lists
 MOST_RANKS = 512  # at most so many ranks are listed with their cores
 
@@ -136,7 +136,7 @@ def single(run: RunData) -> list[Section]:
 
 def run_page(run: RunData) -> Page:
     kind = f"Run of {run.plan.get('workload', {}).get('name', '?')}"
-    codes = [CodeBlock("submitted with", build.command(PROGRAM, run.overrides))]
+    codes = [CodeBlock("submitted with", build.command(program(), run.overrides))]
     return Page(run.id, kind, run.state, run.cause or "", facts(run), codes, single(run), made(run))
 
 
@@ -442,7 +442,7 @@ def sweep_page(
     best = ranked[0] if ranked and goal is not None and ranked[0].metric(goal) is not None else None
     if best is not None and goal is not None:
         facts += [("best point", f"{best.name}: {label(best.overrides, keys)}"), (goal, value_text(best.metric(goal)))]
-        codes.append(CodeBlock("repeat the best point with", build.command(PROGRAM, canonical(best.overrides))))
+        codes.append(CodeBlock("repeat the best point with", build.command(program(), canonical(best.overrides))))
     sections = [_points_section(ranked, keys, objective, best)]
     if search is not None:
         sections.insert(0, search_section(*search))
@@ -533,6 +533,7 @@ def render(page: Page) -> str:
 @lru_cache(maxsize=1)
 def _template() -> Template:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
 
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -540,6 +541,7 @@ def _template() -> Template:
     environment.filters["figure_json"] = lambda figure: {
         "data": figure.traces, "layout": {**figure.layout, "height": figure.height},
     }  # fmt: skip
+    environment.globals["breakable"] = lambda text: Markup("<wbr>").join(re.split(r"(?<=\.)|(?=_)", text))
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment.get_template("page.html.j2")
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from launcher import io_bounds
 from launcher.errors import UnavailableError, explain, is_transient
+from launcher.failures.tracebacks import without_torchs_prefix
 from launcher.fast_dataclasses import Struct
 from launcher.files import safe_io
 from launcher.files.retried_reads import retry_read, unwrap
@@ -133,7 +134,7 @@ def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -
         data, start = safe_io.read_range(path, begin, end, most)
     except OSError:
         return []
-    lines = [last_state(line) for line in data.decode(errors="replace").split("\n")]
+    lines = [without_torchs_prefix(last_state(line)) for line in data.decode(errors="replace").split("\n")]
     return lines[1 if start > begin else 0 : -1 if lines and not lines[-1] else None]
 
 

@@ -32,7 +32,7 @@ from typing import Any
 
 from launcher import errors, formatting, io_bounds, processes
 from launcher.failures.error_patterns import LOG_LINES, LOST_PEER
-from launcher.failures.tracebacks import last_error
+from launcher.failures.tracebacks import last_error, without_torchs_prefix
 from launcher.files import safe_io
 from launcher.worker import user_script
 
@@ -248,7 +248,8 @@ def last_words(text: str, code: int) -> WorkerError | None:
 
     With exit code 2 and a line that starts with `usage:`, as of argparse, click and getopt, its code is usage.
     """
-    lines = [line for each in text.splitlines() if (line := formatting.clean(each).rstrip(BOX))]
+    printed = (without_torchs_prefix(formatting.clean(each)) for each in text.splitlines())
+    lines = [line for each in printed if (line := each.rstrip(BOX))]
     usage = code == errors.BAD_INPUT and any(line.lstrip(BOX)[:6].lower() == "usage:" for line in lines)
     message = "" if usage else last_error("\n".join(lines[-LOG_LINES:]))
     message = (message or "".join(lines[-1:]).lstrip(BOX))[:LONGEST_LINE]

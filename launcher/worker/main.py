@@ -96,14 +96,21 @@ def _require_gpu(plan: JobPlan) -> None:
 
 
 def make_checkpoint_folder(path: Path) -> None:
-    """Makes the folder in which a user's own code saves; RunError: others could write to it (pickles)."""
-    safe_io.make_folder(path)
+    """Makes the folder in which a user's own code saves; RunError: it cannot, or others could write to it (pickles)."""
     try:
+        safe_io.make_folder(path)
         require_private(path)
     except errors.UnavailableError:
         raise
     except errors.RunError as error:
         raise errors.RunError(f"checkpoint.dir={path}: {error}") from None
+    except OSError as error:
+        if errors.is_transient(error):
+            raise
+        raise errors.RunError(
+            f"checkpoint.dir={path}: the folder cannot be made ({error.strerror}): set it to one that you can write to "
+            "and that all nodes share"
+        ) from None
 
 
 def ignored_signals(lives: int) -> tuple[signal.Signals, ...]:

@@ -114,7 +114,7 @@ def test_a_script_with_a_signal_handler_saves_exits_and_is_resumed(launcher: Lau
     launcher.until(lambda: "starts" in launcher.printed(), "its first step")
     (run.path / "stop").touch()
     assert launcher("wait", "handler", "-q").returncode == 75
-    assert launcher.status()["cause"] == "its stop file"
+    assert launcher.status()["cause"] == "asked to stop by its file `stop`"
     at = int(launcher.printed().partition("saved at step ")[2].split()[0])
     resumed = launcher("resume", "handler", "wait=true", STEPS=str(at + 2))
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr

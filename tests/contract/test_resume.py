@@ -60,7 +60,7 @@ def test_a_stop_file_ends_a_run_and_resume_continues_it_at_another_size(launcher
     is_over(launcher)
     row = launcher.status()
     assert row["state"] == "stopped"
-    assert "its stop file at step" in row["cause"]
+    assert "asked to stop by its file `stop` at step" in row["cause"]
     assert launcher("wait", "latest", "-q").returncode == 75
     at = int(row["cause"].rpartition("step ")[2].partition(";")[0])
     resumed = launcher("resume", "steps", "nodes=1", "procs_per_node=3", "wait=true", STEPS=str(at + 5), STEP_TIME="0")

@@ -57,7 +57,7 @@ def test_a_stopped_and_resumed_training_equals_an_uninterrupted_one(launcher: La
     resume(launcher, "wait=true")
     assert of_the_run(dict(run.result() or {})) == whole
     printed = launcher.printed()
-    assert f"stopped after step {step}: its stop file" in printed
+    assert f"stopped after step {step}: asked to stop by its file `stop`" in printed
     assert f"continues after step {step} (step-{step:09d}, saved by 2 ranks)" in printed
     progress = [event["step"] for event in run.attempts()[-1].events() if event["event"] == "progress"]
     assert progress == sorted(progress) and progress[0] > step and progress[-1] == 3300

@@ -44,7 +44,7 @@ class SGESettings(SchedulerSettings):
     gpu_directive: GpuDirective = GpuDirective.resource  # how GPUs are asked for: resource or none
     gpu_resource: str | None = None  # the site's resource for GPUs (gpu, ngpus), with gpu_directive=resource
     mem_resource: str | None = None  # the site's resource for memory (h_vmem, mem_free) that mem asks for
-    per_node: list[str] = field(default_factory=list)  # those of the two that count once for a node, not for each slot
+    per_node: list[str] = field(default_factory=list)  # resources (gpu, h_vmem) whose amount is a node's, not a slot's
     resources: Flat = field(default_factory=dict)  # more resources of the job, as -l NAME=VALUE
 
     @property

@@ -79,7 +79,8 @@ def directives(plan: JobPlan, token: str, array: str | None = None, folder: str 
     for option in plan.cluster.directives:
         # sbatch accepts abbreviated options (man 3 getopt_long).
         if taken := next((name for name in TAKEN if name.startswith(option)), None):
-            raise ConfigError(f"cluster.directives.{option} cannot be set: {TAKEN[taken]}")
+            key = f"cluster.directives.{option}"
+            raise ConfigError(f"{key} cannot be set: {TAKEN[taken]}", key=key)
         for family in FAMILIES:
             if option in family:
                 ours = {name: value for name, value in ours.items() if name not in family}

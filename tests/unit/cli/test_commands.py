@@ -153,6 +153,7 @@ def test_a_command_loads_only_what_it_needs() -> None:
             f"{__file__} is a file, and no command: `python -m launcher run {shlex.quote(__file__)}` runs it",
         ),
         ("cancel", "required: RUN"),
+        ("resume", "required: RUN; "),
         ("wait", "required: RUN"),
         ("wait a b", "unexpected argument 'b'"),
         ("data ftech mnist", "there is no data command 'ftech'. Did you mean fetch?"),
@@ -189,6 +190,8 @@ def test_a_run_that_is_not_there_is_bad_input(call: Call, line: str) -> None:
 
 
 def test_status_of_no_runs(call: Call, tmp_path: Path) -> None:
+    assert call("status").out == f"no runs in {tmp_path / 'runs'}: there is no such folder yet\n"
+    (tmp_path / "runs").mkdir()
     assert call("status").out == f"no runs in {tmp_path / 'runs'}\n"
     assert json.loads(call("status", "--json").out) == []
     answer = call("status", "--runs-dir", str(tmp_path / "misspelt"))

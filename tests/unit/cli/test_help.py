@@ -36,6 +36,7 @@ def say(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
 LINES = [
     "", "--help", "help", "help --all", "help nodes", "help workload", "help cluster", "help wait", "help lr",
     *(f"help workload={name}" for name in config_keys.WORKLOADS), "help launch=tasks", "help env=default",
+    "help cluster.rank_environment",
 ]  # fmt: skip
 
 

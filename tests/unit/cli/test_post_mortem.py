@@ -106,6 +106,15 @@ def test_an_error_in_the_code(made: Run, call: Call) -> None:
     assert (told["same"], told["others"], told["followed"]) == ([0], {"1": "KeyError: 3"}, [2])
 
 
+def test_what_torch_puts_before_the_lines_of_a_traceback_hides_no_error(made: Run, call: Call) -> None:
+    logs = attempt(made, rank=3, code="raised", error="ValueError: no", traceback=TRACE).logs
+    for rank in (0, 3):
+        lines = "".join(f"[rank{rank}]: {line}\n" for line in TRACE.splitlines())
+        write(logs / f"rank-{rank}.err", f"a warning\n{lines}")
+    told = verdict(call)
+    assert (told["same"], told["followed"], told["log"]) == ([0], [], ["a warning"])
+
+
 def test_ranks_that_end_with_an_error_without_a_traceback_do_not_only_follow(made: Run, call: Call) -> None:
     error = "NoGpuError: gpus_per_node=4 asks for a GPU, and rank {} on node2 sees none"
     logs = attempt(made, rank=3, code="raised", error=error.format(3), traceback=f"a.b.{error.format(3)}\n").logs

@@ -103,6 +103,7 @@ def test_the_command_writes_what_it_prints(
     [
         (["intt"], "there is no site command 'intt'. Did you mean init?"),
         (["show"], "`site show` needs the NAME of a profile"),
+        (["login"], "`site login` needs the NAME of a profile"),
         (["list", "x"], "`site list` takes no name"),
         (["show", "x", "--force"], "--force goes with site init"),
         (["show", "pollaris"], "there is no profile 'pollaris'. Did you mean polaris"),

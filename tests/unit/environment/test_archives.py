@@ -145,6 +145,11 @@ def test_what_could_not_be_unpacked_is_not_packed(environment: Path, tmp_path: P
     assert not [*tmp_path.glob("*.tar")] and not [*tmp_path.glob(".*.tar*")]
 
 
+def test_an_archive_in_a_folder_that_is_not_there_is_refused(environment: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"/none/env.tar cannot be written: there is no folder {tmp_path}/none"):
+        archives.pack(environment, tmp_path / "none" / "env.tar")
+
+
 def test_an_interrupted_archive_leaves_nothing(
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

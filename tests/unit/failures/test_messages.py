@@ -95,7 +95,7 @@ def test_of_many_agents_ten_are_named() -> None:
     ("fields", "shown"),
     [
         ({"reason": StopReason.TIME_LIMIT}, "its time is nearly up"),
-        ({"reason": StopReason.STOP_FILE}, "its stop file"),
+        ({"reason": StopReason.STOP_FILE}, "asked to stop by its file `stop`"),
         ({"reason": StopReason.SIGNAL, "signal": "SIGTERM"}, "node1 was asked to stop by SIGTERM"),
         ({"reason": StopReason.SIGNAL, "rank": 3}, "asked to stop (rank 3 on node1)"),
         ({"reason": StopReason.WARNING_SIGNAL, "rank": 3}, "the scheduler's warning signal (rank 3 on node1)"),
@@ -109,7 +109,7 @@ def test_of_many_agents_ten_are_named() -> None:
         ({"reason": StopReason.UNREADABLE}, "a file that it needs cannot be read"),
         ({"error": "a reason of a newer version"}, "a reason of a newer version"),
         ({"reason": StopReason.STOP_FILE, "killed_on": "node2", "grace": 30.0},
-         "its stop file; ranks on node2 did not exit within 30 s and were killed"),
+         "asked to stop by its file `stop`; ranks on node2 did not exit within 30 s and were killed"),
     ],
 )  # fmt: skip
 def test_a_stop(fields: dict[str, Any], shown: str) -> None:

@@ -56,14 +56,17 @@ def test_more_than_the_profile_allows_is_refused(keys: dict[str, Any], words: st
     assert str(refusal.value) == words
 
 
-@pytest.mark.parametrize("limits", [Limits(time="soon"), Limits(mem_per_node="lots")])
-def test_limits_that_cannot_be_read_are_blamed_on_the_profile(limits: Limits) -> None:
-    with pytest.raises(ConfigError, match=r"cluster\.limits of the profile of cluster=here: '(soon|lots)' is not"):
-        check_limits(plan_of(), Cluster(limits=limits))
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("time", "soon"), ("min_time", "soon"), ("mem_per_node", "lots"), ("time_by_nodes", {1: "soon"})],
+)
+def test_a_limit_that_cannot_be_read_is_named(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^cluster\.limits\.{key}: '(soon|lots)' is not"):
+        check_limits(plan_of(), Cluster(limits=Limits(**{key: value})))
 
 
 def test_a_limit_of_memory_without_a_unit_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"cluster\.limits of .*: '16' has no unit: write 16G, or 16M"):
+    with pytest.raises(ConfigError, match=r"cluster\.limits\.mem_per_node: '16' has no unit: write 16G, or 16M"):
         check_limits(plan_of(), Cluster(limits=Limits(mem_per_node="16")))
 
 

@@ -73,7 +73,7 @@ def test_a_profile_says_how_to_get_there() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("ssh: [", "this is not valid YAML"),
+        ("ssh: [", "this is not valid YAML: expected the node content, but found .<stream end>.$"),
         ("ssh: me@login\npartition: gpu\n", "has no key 'partition'"),
         ("ssh: me@login\nexcludes: []\n", "Did you mean exclude?"),
         ("ssh: 5\n", "ssh"),
@@ -89,7 +89,7 @@ def test_a_profile_says_how_to_get_there() -> None:
     ],
 )
 def test_a_profile_that_cannot_be_used_is_refused_with_its_file(text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^hpc\.yaml: .*{told}"):
+    with pytest.raises(ConfigError, match=rf"^hpc\.yaml(, line 1)?: .*{told}"):
         parsed(Path("hpc.yaml"), text)
 
 

@@ -141,6 +141,12 @@ def test_numbers_in_words(told: str, expected: str) -> None:
     assert told == expected
 
 
+def test_a_key_can_break_at_its_dots_and_underscores(tmp_path: Path) -> None:
+    html = sections.render(sections.run_page(data_of(make_run(tmp_path, config={"launch": {"hang_timeout": 600, "<b>": 1}}))))
+    assert '<td class="left">launch.<wbr>hang<wbr>_timeout</td>' in html
+    assert "launch.<wbr>&lt;b&gt;</td>" in html
+
+
 def test_secrets_are_not_shown(tmp_path: Path) -> None:
     secret = "hf_abcdef"
     url = f"https://me:{secret}@host/x"
@@ -156,7 +162,7 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
     given = [f"+cluster.environment.HF_TOKEN={secret}", f"tracking.uri={url}", "nodes=2"]
     given += [f"workload.args=['--hub_key','{secret}']", f"workload.flags={{hub_key: {secret}}}"]
     run = make_run(tmp_path, config=config, overrides=given)
-    html = sections.render(sections.run_page(data_of(run)))
+    html = sections.render(sections.run_page(data_of(run))).replace("<wbr>", "")
     assert secret not in html
     assert "cluster.environment.HF_TOKEN" in html
     assert "OMP_NUM_THREADS" in html

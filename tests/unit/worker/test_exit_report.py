@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,7 @@ TRACEBACK = "Traceback (most recent call last):\n  File x\nValueError: no\n\nSet
         (TYPER, 2, ("usage", "No such option: --foo")),
         ("ls: cannot access 'x'\n", 2, ("printed", "ls: cannot access 'x'")),
         (TRACEBACK, 1, ("printed", "ValueError: no")),
+        (re.sub(r"^(?=.)", "[rank3]: ", TRACEBACK, flags=re.MULTILINE), 1, ("printed", "ValueError: no")),  # torch's
         (TRACEBACK + "\n" * 3 + "fine\n" * error_patterns.LOG_LINES, 1, ("printed", "fine")),  # it was handled
         (" 10%|#   |\r 20%|##  |", 1, ("printed", "20%|##  |")),
         *(("x" * (LONGEST_LINE + more), 1, ("printed", "x" * (LONGEST_LINE + min(more, 0)))) for more in (-1, 0, 1)),

@@ -64,7 +64,7 @@ def test_callbacks_save_and_go_on_and_take_signals_back(
     assert [stop.boundary(step).save for step in (1, 2)] == [True, False]
     assert not (tmp_path / "save").exists()
     (tmp_path / "stop").touch()
-    assert [stop.boundary(step).stop for step in (3, 4)] == ["its stop file"] * 2
+    assert [stop.boundary(step).stop for step in (3, 4)] == ["asked to stop by its file `stop`"] * 2
 
 
 def test_the_step_is_told_where_the_program_does_not_tell_more(
@@ -209,6 +209,12 @@ def test_a_folder_of_checkpoints_that_others_can_write_to_is_refused(tmp_path: P
     (tmp_path / "open").chmod(mode)
     with pytest.raises(RunError, match=r"checkpoint.dir=.*others can write to .*open"):
         make_checkpoint_folder(tmp_path / "open")
+
+
+def test_a_folder_of_checkpoints_that_cannot_be_made_is_named_with_its_key(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=r"checkpoint.dir=.*/file/x: the folder cannot be made \(Not a directory\): set"):
+        make_checkpoint_folder(tmp_path / "file" / "x")
 
 
 def test_a_folder_of_checkpoints_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

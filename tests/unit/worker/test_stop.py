@@ -109,7 +109,7 @@ def test_files_ask_to_stop_and_to_save(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "save").exists()
     assert flag.boundary(3) == CONTINUE
     (tmp_path / "stop").touch()
-    assert flag.boundary(4) == StopVerdict("its stop file")
+    assert flag.boundary(4) == StopVerdict("asked to stop by its file `stop`")
     assert (tmp_path / "stop").exists()  # the job script must know as well
 
 

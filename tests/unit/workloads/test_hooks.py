@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +17,8 @@ from launcher.config.schema import P2P, Backend, Collective, DDPMnist, FSDPLm, L
 from launcher.errors import ConfigError
 from launcher.plan.workload_hook import load
 from tests.launch import ROOT
-from tests.unit.plans import hook_of, plan_of
-from workloads.hooks import check_names, check_sweep, check_training
+from tests.unit.plans import hook_of, make_config, plan_of
+from workloads.hooks import ImageTraining, check_names, check_sweep, check_training
 
 
 @pytest.mark.parametrize(
@@ -136,3 +138,12 @@ def test_a_batch_has_a_sample_for_each_rank(kind: type[DDPMnist | FSDPLm]) -> No
 def test_a_function_of_the_users_own_may_mean_something_else_by_the_keys_of_a_training() -> None:
     workload = DDPMnist("w", "mine:main", seed=0, batch_size=1, epochs=0, lr=0.0, log_every=0)
     check_training(plan_of(workload=workload, nodes=2))
+
+
+def test_a_folder_of_data_sets_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """Else it would train on the digits that are part of the launcher."""
+    workload = DDPMnist("w", "workloads.ddp:main", seed=0, data_dir=str(tmp_path / "misspelt"))
+    with pytest.raises(ConfigError, match=rf"workload.data_dir={tmp_path}/misspelt is not there: "):
+        ImageTraining().prepare(make_config(workload=workload))
+    digits, _ = ImageTraining().prepare(make_config(workload=dataclasses.replace(workload, data_dir=str(tmp_path))))
+    assert digits.dataset == "digits"
