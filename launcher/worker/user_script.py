@@ -273,6 +273,8 @@ def _prepare(settings: dict[str, Any]) -> None:
             _load_debugger()
         else:
             sys.breakpointhook = _first_breakpoint
+    if not faulthandler.is_enabled():
+        faulthandler.enable(file=2)  # a segmentation fault leaves its stacks in the log
     if "stacks" in settings:  # the agent requests stacks when this rank hangs
         faulthandler.register(signal.SIGQUIT, file=settings["stacks"], all_threads=True, chain=False)
     for descriptor in settings.get("descriptors", ()):

@@ -154,6 +154,13 @@ def test_it_ends_as_it_would_under_python(run: Callable[..., Any], text: str) ->
     assert (ours.returncode, ours.stdout, ours.stderr) == (pythons.returncode, pythons.stdout, pythons.stderr)
 
 
+def test_a_segmentation_fault_leaves_its_stack(run: Callable[..., Any]) -> None:
+    done = run("def crashes():\n    import ctypes\n    ctypes.string_at(0)\ncrashes()")
+    assert done.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in done.stderr
+    assert 'train.py", line 3 in crashes' in done.stderr
+
+
 def reported(tmp_path: Path) -> WorkerError:
     with open(tmp_path / "report", "rb") as file:
         _, error = exit_report.read_report(file.fileno())
