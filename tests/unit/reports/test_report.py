@@ -142,7 +142,9 @@ def test_numbers_in_words(told: str, expected: str) -> None:
 
 
 def test_a_key_can_break_at_its_dots_and_underscores(tmp_path: Path) -> None:
-    html = sections.render(sections.run_page(data_of(make_run(tmp_path, config={"launch": {"hang_timeout": 600, "<b>": 1}}))))
+    html = sections.render(
+        sections.run_page(data_of(make_run(tmp_path, config={"launch": {"hang_timeout": 600, "<b>": 1}})))
+    )
     assert '<td class="left">launch.<wbr>hang<wbr>_timeout</td>' in html
     assert "launch.<wbr>&lt;b&gt;</td>" in html
 
