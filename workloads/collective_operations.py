@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ REDOPS = {
     "max": dist.ReduceOp.MAX,
     "avg": dist.ReduceOp.AVG,
 }
-_COMBINE: dict[str, Callable[..., object]] = {
+_COMBINE: dict[str, Callable[..., Tensor]] = {
     "sum": torch.add, "prod": torch.mul, "min": torch.minimum, "max": torch.maximum,
 }  # fmt: skip
 Key = tuple[object, ...]  # makes the data of one case different from that of others
@@ -62,11 +63,14 @@ def exact_result(values: Values, redop: str, key: Key, n: int, start: int, count
     """Returns elements `start` to `start + count - 1` of the result over n ranks, [count]."""
     if redop == "avg":
         return _base(values, key, n, start, count)
-    stream = _stream(values, redop, key, n, start, count + n - 1)
-    result = stream[:count].clone()
-    combine = _COMBINE[redop]
-    for rank in range(1, n):
-        combine(result, stream[rank : rank + count], out=result)
+    stream, combine = _stream(values, redop, key, n, start, count + n - 1), _COMBINE[redop]
+    result, done, width = None, 0, 1  # result: of `done` neighbours; stream: of `width`, so that 32,768 take 15 steps
+    while width <= n:
+        if n & width:
+            more = stream[done : done + count]
+            result, done = more if result is None else combine(result, more), done + width
+        stream, width = combine(stream[:-width], stream[width:]), 2 * width
+    assert result is not None, "there is a rank"
     return result
 
 
@@ -156,16 +160,14 @@ class Case:
         """Returns the same case with other data."""
         return replace(self, key=(*self.key, *key))
 
-    def part(self, source: int, destination: int) -> int:
-        """Returns the number of elements that all_to_all_v moves from rank `source` to rank `destination`.
+    def parts(self) -> list[int]:
+        """Returns the sizes of the parts, 1, 2, ... n shares of `count`, that all_to_all_v moves, in elements.
 
-        A rank sends 1, 2, ... n shares of `count` to the ranks, rotated by one from rank to rank, so that every rank
-        sends and receives `count` elements in total.
+        Part (i + j) % n goes from rank i to rank j, so that every rank sends and receives `count` elements in total.
         """
-        share = (source + destination) % self.n
         shares = self.n * (self.n + 1) // 2
-        rest = self.count - sum(self.count * (each + 1) // shares for each in range(self.n))
-        return self.count * (share + 1) // shares + (rest if share == self.n - 1 else 0)
+        smaller = [self.count * each // shares for each in range(1, self.n)]
+        return [*smaller, self.count - sum(smaller)]
 
 
 @dataclass(frozen=True)
@@ -334,14 +336,18 @@ def _all_to_all(case: Case, buffers: Buffers, wait: bool) -> Call:
 
 
 def _all_to_all_v(case: Case, buffers: Buffers, wait: bool) -> Call:
-    gets = [case.part(rank, case.me) for rank in range(case.n)]
-    puts = [case.part(case.me, rank) for rank in range(case.n)]
-    return _bound(dist.all_to_all_single, wait, buffers.out, buffers.data, gets, puts, case.group)
+    parts = case.parts()
+    mine = [*parts[case.me :], *parts[: case.me]]  # as many elements to each rank as from it
+    return _bound(dist.all_to_all_single, wait, buffers.out, buffers.data, mine, mine, case.group)
 
 
 def _parts_for_me(case: Case) -> list[Piece]:
-    before = [sum(case.part(source, rank) for rank in range(case.me)) for source in range(case.n)]
-    return [Piece(source, start, case.part(source, case.me)) for source, start in enumerate(before)]
+    parts = case.parts()
+    before = [0, *accumulate(parts * 2)]  # rank i begins with part i, and comes round
+    return [
+        Piece(source, before[source + case.me] - before[source], parts[(source + case.me) % case.n])
+        for source in range(case.n)
+    ]
 
 
 def _send_recv(case: Case, buffers: Buffers, wait: bool) -> Call:

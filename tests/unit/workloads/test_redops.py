@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -76,3 +78,41 @@ def test_values_of_a_key_are_one_stream(start: int, count: int, shift: int) -> N
     values = values_of("float32")
     whole = values.make(count + shift, *KEY, start=start)
     assert torch.equal(values.make(count, *KEY, start=start + shift), whole[shift:])
+
+
+def test_a_result_over_all_ranks_of_a_large_run_takes_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def add(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        calls.append(len(one))
+        return torch.add(one, other)
+
+    monkeypatch.setitem(collective_operations._COMBINE, "sum", add)
+    values, n = values_of("float32"), 32_767
+    found = collective_operations.exact_result(values, "sum", KEY, n, 5, 3)
+    stream = collective_operations.put_operands(values, "sum", KEY, 0, n, 5, n + 2).to(torch.float64)
+    assert found.tolist() == [stream[first : first + n].sum().item() for first in range(3)]
+    assert len(calls) < 40
+
+
+def case_of(n: int, me: int, count: int) -> collective_operations.Case:
+    group: Any = None
+    values = values_of("int8")
+    return collective_operations.Case(group, tuple(range(n)), me, 0, count, values, "sum", KEY)
+
+
+@given(n=st.integers(1, 12), count=st.integers(1, 500), data=st.data())
+def test_uneven_parts_are_taken_from_where_the_sender_has_them(n: int, count: int, data: st.DataObject) -> None:
+    parts, me = case_of(n, 0, count).parts(), data.draw(st.integers(0, n - 1))
+    found = collective_operations.BY_NAME["all_to_all_v"].gives(case_of(n, me, count))
+    sent = [[parts[(source + rank) % n] for rank in range(n)] for source in range(n)]
+    assert sum(parts) == count and parts == sorted(parts)
+    assert found == [
+        collective_operations.Piece(source, sum(sizes[:me]), sizes[me]) for source, sizes in enumerate(sent)
+    ]
+
+
+def test_uneven_parts_of_a_large_run_are_found() -> None:
+    n, count = 32_768, 10**9
+    found = collective_operations.BY_NAME["all_to_all_v"].gives(case_of(n, n - 1, count))
+    assert sum(piece.length for piece in found) == count
