@@ -39,7 +39,8 @@ def run(arguments: Namespace) -> int:
     if action == "verify":
         return _verify(place)
     path = _chosen(place)[0]
-    newest = next(iter(checkpoints.sound(place.folder).items()), None) if place.step is None else None
+    chosen = place.step is not None or place.own is not None
+    newest = None if chosen else next(iter(checkpoints.sound(place.folder).items()), None)
     path, manifest = newest or (path, checkpoints.read(path))
     if action == "inspect":
         return _inspect(path, manifest, arguments.as_json)
@@ -52,6 +53,7 @@ class NamedCheckpoints:
     folder: Path
     step: int | None  # None: no step was named
     plan: JobPlan | None = None  # None: a folder was named
+    own: Path | None = None  # the named checkpoint's folder, if it is not named like one: quarantined, or a copy
 
 
 def _place(name: str, runs_dir: Path | None, step: str | None) -> NamedCheckpoints:
@@ -66,14 +68,16 @@ def _place(name: str, runs_dir: Path | None, step: str | None) -> NamedCheckpoin
         if own is None and not (path / checkpoints.MANIFEST).exists():
             return NamedCheckpoints(path.name, path, wanted)
         if wanted not in (None, own):
-            raise ConfigError(f"{path} is one checkpoint, of step {own}, and not of step {wanted}")
-        return NamedCheckpoints(path.parent.name, path.parent, own)
+            raise ConfigError(f"{path} is one checkpoint: leave out {step}, or name the folder {path.parent}")
+        return NamedCheckpoints(path.parent.name, path.parent, own, own=path if own is None else None)
     found = find(name, runs_dir)
     plan = found.plan()
     return NamedCheckpoints(found.id, Path(plan.checkpoint.dir), wanted, plan)
 
 
 def _chosen(place: NamedCheckpoints) -> list[Path]:
+    if place.own is not None:
+        return [place.own]
     found = checkpoints.candidates(place.folder)
     chosen = [path for path in found if place.step in (None, checkpoints.step_of(path.name))]
     if not found:
@@ -227,9 +231,9 @@ def _verify(place: NamedCheckpoints) -> int:
             verdict, problems = "damaged", [str(error)]
         except checkpoints.CannotRead as error:
             verdict, problems = "cannot be read now", [str(error)]
-        if problems and checkpoints.was_removed(path):
+        if problems and place.own is None and checkpoints.was_removed(path):
             verdict, problems = "removed meanwhile", []
-        print(f"step {checkpoints.step_of(path.name)}: {verdict}")
+        print(f"{path.name if place.own else f'step {checkpoints.step_of(path.name)}'}: {verdict}")
         for problem in problems:
             print(f"  {problem}")
             code = FAILED

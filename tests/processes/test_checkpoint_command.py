@@ -125,6 +125,20 @@ def test_list_shows_what_is_there_and_why(call: Call, three: Path) -> None:
     assert all(len(line) <= 80 for line in out.splitlines())
 
 
+@pytest.mark.parametrize("name", [".aside-step-10-attempt-0-ab12", "copy"])
+def test_a_checkpoint_named_by_its_folder_is_the_one_that_is_read(call: Call, three: Path, name: str) -> None:
+    named = (three / "step-000000010").rename(three / name)
+    assert call(f"inspect {named}")[1].startswith("step 10, saved ")
+    assert call(f"verify {named}") == (0, f"{name}: sound\n", "")
+    code, _, problem = call(f"verify {named} 20")
+    assert (code, problem) == (2, f"{named} is one checkpoint: leave out 20, or name the folder {three}")
+    call(f"extract {named} -o out.pt")
+    assert torch.load("out.pt", weights_only=True)["model"]["weight"][0, 0] == 10
+    flip(named / "state.pt")
+    code, out, _ = call(f"verify {named}")
+    assert (code, out.splitlines()[0]) == (1, f"{name}: damaged")
+
+
 def test_list_shows_the_files_that_a_program_saves_by_itself(call: Call, tmp_path: Path) -> None:
     run, work = Run.create(tmp_path / "runs" / "b"), tmp_path / "work"
     folder = run.path / "checkpoints"
@@ -255,7 +269,7 @@ def test_a_folder_does_as_well_as_a_run(call: Call, three: Path) -> None:
     assert call(f"verify {three}/step-000000020") == (0, "step 20: sound\n", "")
     assert call(f"verify {three} 10") == (0, "step 10: sound\n", "")
     code, _, error = call(f"verify {three}/step-000000020 10")
-    assert code == 2 and "is one checkpoint, of step 20, and not of step 10" in error
+    assert code == 2 and "is one checkpoint: leave out 10, or name the folder" in error
 
 
 def test_a_folder_that_others_can_write_to_is_not_looked_into(call: Call, three: Path) -> None:
