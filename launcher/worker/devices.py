@@ -60,12 +60,13 @@ def name(device: torch.device) -> str:
 
 
 def memory(device: torch.device) -> tuple[int, int] | None:
-    """Returns an accelerator's free and total memory in bytes; None for the CPU, or if this torch cannot tell."""
-    found = getattr(module(device), "mem_get_info", None)
-    if found is None:
+    """Returns how many bytes of an accelerator this process can allocate, and its whole memory; None for the CPU, or if
+    this torch cannot tell. What torch has freed it keeps, but uses again: that counts as free."""
+    there = module(device)
+    if not hasattr(there, "mem_get_info"):
         return None
-    free, total = found(device)
-    return int(free), int(total)
+    free, total = there.mem_get_info(device)
+    return int(free + there.memory_reserved(device) - there.memory_allocated(device)), int(total)
 
 
 def has_bfloat16(device: torch.device) -> bool:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 NAME = "Intel(R) Data Center GPU Max 1550"
 # What torch 2.4 lacks of it.
-NEWER = ("mem_get_info", "is_bf16_supported")
+NEWER = ("mem_get_info", "memory_reserved", "memory_allocated", "is_bf16_supported")
 
 
 class Event:
@@ -45,7 +45,8 @@ class FakeXpu(SimpleNamespace):
             set_device=self._set_device, device=None,
             Stream=None, current_stream=None,
             synchronize=lambda device=None: self.calls.append(("synchronize", device)),
-            get_device_name=lambda device: NAME, mem_get_info=lambda device: (3 << 30, 64 << 30),
+            get_device_name=lambda device: NAME, mem_get_info=lambda device: (2 << 30, 64 << 30),
+            memory_reserved=lambda device: 9 << 30, memory_allocated=lambda device: 8 << 30,
             is_bf16_supported=lambda: True, Event=lambda **how: Event(self.calls, **how),
             manual_seed=lambda seed: self.calls.append(("manual_seed", seed)),
             get_rng_state=lambda device: torch.tensor([device.index]),
