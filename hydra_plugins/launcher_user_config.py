@@ -36,7 +36,7 @@ def hydra_configs(values: Mapping[str, Any], groups: Collection[str]) -> Iterato
             value = {section: value}
         yield value
     if chosen:
-        yield {"defaults": [*values.get("defaults", ()), *chosen]}
+        yield {"defaults": [*(values.get("defaults") or ()), *chosen]}
 
 
 class LauncherUserFiles(FileConfigSource):

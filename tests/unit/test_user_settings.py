@@ -22,6 +22,10 @@ from launcher.paths import GROUPS
             {"defaults": ["a"], "env": "mine", "nodes": 1},
             [{"defaults": ["a"]}, {"nodes": 1}, {"defaults": ["a", {"override /env": "mine"}]}],
         ),
+        (
+            {"defaults": None, "env": "mine"},  # `defaults:` with nothing behind it
+            [{"defaults": None}, {"defaults": [{"override /env": "mine"}]}],
+        ),
     ],
 )
 def test_a_line_is_part_of_a_config(values: dict[str, Any], meant: list[dict[str, Any]]) -> None:
