@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable
@@ -201,6 +202,17 @@ def test_slow_links_fail_the_run_where_that_is_asked_for() -> None:
     )
     error = the_error(run(config, 3, 3, delay, fails=True))
     assert "workload.fail_on_slow: " in error and "node2" in error
+
+
+def test_a_link_that_is_slow_by_two_measures_is_one_link() -> None:
+    hosts = [f"node{node}" for node in range(4)]
+    links = matrix_of(hosts, {2: 0.5})
+    worst = dataclasses.replace(links.slow[1], ratio=0.1, against="baseline")
+    links = Matrix(**{**vars(links), "slow": [*links.slow, worst]})
+    told = p2p.Told.of(links, hosts, p2p_config(fail_on_slow=True))
+    assert told.metrics["matrix/slow"] == len(links.slow) - 1 == 3
+    pair = p2p_matrix.pair_in_words(worst.pair, links)
+    assert told.slower[-1] == f"workload.fail_on_slow: 3 slow links, {pair} the worst"
 
 
 def test_a_matrix_of_ranks_has_all_of_them(tmp_path: Path) -> None:
