@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from launcher import formatting
+from launcher.errors import LauncherError, UnavailableError
 from launcher.worker import process_group
 
 if TYPE_CHECKING:
@@ -40,18 +41,18 @@ def gather(value: T, env: Env) -> list[T]:
     return process_group.all_gather(value) if env.world_size > 1 else [value]
 
 
-def together(call: Callable[[], T], env: Env, *errors: type[Exception]) -> T:
-    """Returns the result of `call`; raises WorkloadError on every rank if it raises one of these errors on any."""
+def together(call: Callable[[], T], env: Env) -> T:
+    """Returns the result of `call`; if it raises a LauncherError or a ValueError on any rank, an error on every rank:
+    UnavailableError if all that is wrong is a file that cannot be read now, else WorkloadError."""
     result: T | None = None
-    problem: str | None = None
+    problem: tuple[str, bool] | None = None
     try:
         result = call()
-    except errors as error:
-        problem = str(error)
-    problems = _by_value(problem, env)
-    problems.pop(None, None)
-    if problems:
-        raise WorkloadError("; ".join(f"{who}: {theirs}" for theirs, who in problems.items()))
+    except (LauncherError, ValueError) as error:
+        problem = str(error), isinstance(error, UnavailableError)
+    if problems := {each: who for each, who in _by_value(problem, env).items() if each is not None}:
+        text = "; ".join(f"{who}: {theirs}" for (theirs, _), who in problems.items())
+        raise UnavailableError(text) if all(passes for _, passes in problems) else WorkloadError(text)
     return cast(T, result)
 
 

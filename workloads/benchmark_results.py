@@ -25,6 +25,7 @@ import torch
 
 from launcher import run_dir
 from launcher.files import safe_io
+from launcher.files.retried_reads import retry_read, unwrap
 from launcher.worker import devices
 from workloads.across_ranks import WorkloadError, gather, together
 
@@ -142,29 +143,33 @@ def _flat(row: Row) -> dict[str, Any]:
 
 
 def read(path: Path) -> Results:
-    """Returns the results of a run; raises ValueError, with what to do, if there are none, or in another format."""
+    """Returns the results of a run; raises ValueError (none, damaged, in another format) or UnavailableError."""
     file = path / JSON if path.is_dir() else path
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(values, dict) or values.get("format") != FORMAT:
-            raise ValueError(f"{file} is not of format {FORMAT}, which this version reads: measure again")
-        if values["matrix"] and values["matrix"].get("block", 1) > 1:
-            file = file.with_name(MATRIX)
-            latency, bandwidth = np.load(file)  # NaN: not measured
-            values["matrix"] |= {"latency": latency, "bandwidth": bandwidth, "block": 1}
-        return Results(
-            values["workload"], values["conditions"], values["roof"], None, list(values["rows"]), values["matrix"],
-            values["complete"], values.get("reason", ""),
-        )  # fmt: skip
+        values = json.loads(_bytes(file))
+        if isinstance(values, dict) and values.get("format") == FORMAT:
+            if values["matrix"] and values["matrix"].get("block", 1) > 1:
+                file = file.with_name(MATRIX)
+                latency, bandwidth = np.load(io.BytesIO(_bytes(file)))  # NaN: not measured
+                values["matrix"] |= {"latency": latency, "bandwidth": bandwidth, "block": 1}
+            return Results(
+                values["workload"], values["conditions"], values["roof"], None, list(values["rows"]), values["matrix"],
+                values["complete"], values.get("reason", ""),
+            )  # fmt: skip
     except FileNotFoundError:
         raise ValueError(
             f"there is no {file}: only runs of workload=collective and workload=p2p that have measured something leave "
             "one"
         ) from None
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
-    except (json.JSONDecodeError, KeyError, UnicodeDecodeError) as error:
+    except (ValueError, KeyError, EOFError) as error:
         raise ValueError(f"{file} is damaged ({error!r}): measure again") from None
+    raise ValueError(f"{file} is not of format {FORMAT}, which this version reads: measure again")
+
+
+def _bytes(file: Path) -> bytes:
+    if (found := unwrap(retry_read(file.read_bytes, file))) is None:
+        raise FileNotFoundError
+    return found
 
 
 @dataclass(frozen=True)
@@ -273,7 +278,7 @@ def read_baseline(path: str | None, env: Env) -> Results | None:
         except ValueError as error:
             raise ValueError(f"baseline={path}: {error}") from None
 
-    found = together(read_first, env, ValueError)
+    found = together(read_first, env)
     told = gather(found and replace(found, matrix=None), env)[0]
     return found or told
 

@@ -65,7 +65,7 @@ class Trainer:
             found = image_data.find(self.config.dataset, self.config.data_dir)
             return found, load(found, self.env.device)
 
-        found, data = together(read, self.env, image_data.DatasetError)
+        found, data = together(read, self.env)
         same_everywhere("the data set (choose one with workload.dataset=...)", found.name, self.env)
         same_everywhere("the training data", (len(data.train), len(data.test), data.mean, data.std), self.env)
         return found, data

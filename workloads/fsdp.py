@@ -21,7 +21,6 @@ from torch.utils.checkpoint import checkpoint
 
 from launcher import Resumable, evaluated, progress
 from launcher.checkpoint.resumable import GlobalBatchSampler, seed_generators, share
-from launcher.errors import ConfigError
 from launcher.torch_compat import (
     DTensor,
     FSDPModule,
@@ -251,7 +250,7 @@ class Trainer:
             text_data.check(self.config, found, self.settings.train.invariant)
             return found, load_text(found, self.config.context, self.env.device)
 
-        found, corpus = together(read, self.env, ConfigError)
+        found, corpus = together(read, self.env)
         same_everywhere("the text", corpus.sha256, self.env)
         return found, corpus
 

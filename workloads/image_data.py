@@ -14,12 +14,14 @@ import shlex
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from launcher.errors import ConfigError, near, program
 from launcher.fast_dataclasses import Struct
 from launcher.files import safe_io
+from launcher.files.retried_reads import Unavailable, exists, retry_read, unwrap
 
 AUTO = "auto"
 BUNDLED = "part of the launcher"
@@ -237,9 +239,11 @@ def _fetch_line(name: str, data_dir: str | Path | None) -> str:
 
 def _present(file: IdxFile, folder: Path) -> Path | None:
     for path in (folder / f"{file.name}.gz", folder / file.name):  # gzipped first, which a checksum verifies
-        with suppress(PermissionError):  # counts as missing
-            if path.is_file():
-                return path
+        found = exists(path)
+        if isinstance(found, Unavailable) and not found.is_transient:  # access denied: counts as missing
+            continue
+        if unwrap(found):
+            return path
     return None
 
 
@@ -273,11 +277,8 @@ def _verified(dataset: Dataset, folder: Path, how: str, data_dir: str | Path | N
                 f"{folder} contains only a part of {dataset.name}: {file.name}.gz is missing. "
                 + (f"Run: {_fetch_line(dataset.name, data_dir)}" if not bundled else cure)
             )
-        try:
-            wrong = _packed_fault(file, path, dataset) if path.suffix == ".gz" else _plain_fault(file, path, dataset)
-        except OSError as error:
-            raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error
-        if wrong:
+        check = partial(_packed_fault if path.suffix == ".gz" else _plain_fault, file, path, dataset)
+        if wrong := unwrap(retry_read(check, path)):
             raise DatasetError(f"{path} {wrong}. {cure}")
         paths.append(path)
     return Found(dataset.name, folder, how, tuple(paths))

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import stat
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from launcher.errors import ConfigError
 from launcher.fast_dataclasses import Struct
+from launcher.files.retried_reads import list_names, retry_read, unwrap
 
 if TYPE_CHECKING:
     from launcher.config.schema import FSDPLm
 
+T = TypeVar("T")
 SHIPPED = "shakespeare"
 SHIPPED_FILE = Path(__file__).resolve().parent / "shakespeare" / "shakespeare.txt.gz"
 SHIPPED_SHA256 = "ec01df44e82107018c4403dac8155c9308b1789812529021ad7fe5788f9afaa1"  # of the text, unpacked
@@ -30,7 +32,7 @@ _BLOCK = 1 << 20
 
 
 class TextError(ConfigError):
-    """A text is missing, cannot be read or is too short; the message names the key and what to do."""
+    """A text is missing, damaged or too short; the message names the key and what to do."""
 
 
 class Text(Struct):
@@ -44,32 +46,26 @@ class Text(Struct):
 def find(text: str) -> Text:
     """Finds `shakespeare`, a file, or a directory: all its `*.txt` and `*.txt.gz`, sorted by name; raises TextError."""
     if text == SHIPPED:
-        with _as_text_errors(text, SHIPPED_FILE):
-            SHIPPED_FILE.stat()
         return Text(SHIPPED, (SHIPPED_FILE,), SHIPPED_LENGTH)
     path = Path(text).expanduser().absolute()
-    with _as_text_errors(text, path):
-        if path.is_dir():
-            files = tuple(sorted(file for file in path.iterdir() if file.name.endswith(ENDINGS) and file.is_file()))
-            if not files:
-                raise TextError(f"workload.text={text}: the folder has no *.txt: name a file, or another folder")
-        elif path.exists():
-            files = (path,)
-        else:
-            raise TextError(
-                f"workload.text={text}: {path} is not there: name a text file, a folder of *.txt, or {SHIPPED}, "
-                "which is part of the launcher"
-            )
+    status = unwrap(retry_read(path.stat, path))
+    if status is None:
+        raise TextError(
+            f"workload.text={text}: {path} is not there: name a text file, a folder of *.txt, or {SHIPPED}, which is "
+            "part of the launcher"
+        )
+    files: tuple[Path, ...] = (path,)
+    if stat.S_ISDIR(status.st_mode):
+        names = sorted(name for name in unwrap(list_names(path)) or () if name.endswith(ENDINGS))
+        files = tuple(file for name in names if (file := path / name).is_file())
+        if not files:
+            raise TextError(f"workload.text={text}: the folder has no *.txt: name a file, or another folder")
     return Text(str(path), files, sum(_length(file, text) for file in files))
 
 
 def read(text: Text) -> bytes:
     """Returns the bytes of a whole text; raises TextError, also if it has changed since it was found."""
-    parts = []
-    for file in text.files:
-        with _opened(file, text.name) as stream:
-            parts.append(stream.read())
-    whole = b"".join(parts)
+    whole = b"".join(_unpacked(file, text.name, lambda stream: stream.read()) for file in text.files)
     if text.name == SHIPPED and (found := hashlib.sha256(whole).hexdigest()) != SHIPPED_SHA256:
         raise TextError(f"{SHIPPED_FILE} is damaged: its text has the SHA-256 {found}. Install the launcher again")
     if len(whole) != text.length:
@@ -133,28 +129,21 @@ def _check_length(config: FSDPLm, length: int) -> None:
 
 
 def _length(file: Path, text: str) -> int:
-    with _as_text_errors(text, file):
-        if file.suffix != ".gz":
-            with file.open("rb") as plain:  # opened, to check that it may be read
-                return plain.seek(0, 2)
-    with _opened(file, text) as stream:
-        length = 0
-        while block := stream.read(_BLOCK):
-            length += len(block)
-        return length
+    return _unpacked(file, text, _counted if file.suffix == ".gz" else lambda stream: stream.seek(0, 2))
 
 
-@contextmanager
-def _opened(file: Path, text: str) -> Iterator[BinaryIO]:
-    with _as_text_errors(text, file), gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
-        yield stream  # type: ignore[misc]  # GzipFile reads like a file
+def _counted(stream: BinaryIO) -> int:
+    return sum(map(len, iter(lambda: stream.read(_BLOCK), b"")))
 
 
-@contextmanager
-def _as_text_errors(text: str, file: Path) -> Iterator[None]:
-    try:
-        yield
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TextError(f"workload.text={text}: {file} cannot be unpacked: {error}") from error
-    except OSError as error:
-        raise TextError(f"workload.text={text}: {file} cannot be read: {error.strerror or error}") from error
+def _unpacked(file: Path, text: str, use: Callable[[BinaryIO], T]) -> T:
+    def attempt() -> T:
+        try:
+            with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
+                return use(stream)  # type: ignore[arg-type]  # GzipFile reads like a file
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise TextError(f"workload.text={text}: {file} cannot be unpacked: {error}") from error
+
+    if (found := unwrap(retry_read(attempt, file))) is None:
+        raise TextError(f"workload.text={text}: {file} is not there any more")
+    return found

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from launcher.checkpoint.resumable import share
+from launcher.files.retried_reads import retry_read, unwrap
 from launcher.worker import devices
 from launcher.worker.devices import cores
 from workloads.across_ranks import WorkloadError
@@ -67,13 +68,12 @@ class Data:
 
 def read_idx(path: Path) -> Tensor:
     """Returns the content of an IDX file, plain or gzipped (`.gz`), uint8 of 1 or 3 dimensions; raises DatasetError."""
+    if (data := unwrap(retry_read(path.read_bytes, path))) is None:
+        raise DatasetError(f"{path} is not there any more")
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
-            content = bytearray(stream.read())
+        content = bytearray(gzip.decompress(data) if path.suffix == ".gz" else data)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DatasetError(f"{path} cannot be unpacked: {error}") from error
-    except OSError as error:
-        raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error
     shape = read_header(bytes(content[:16]), path)
     start = 4 + 4 * len(shape)
     length = start + torch.Size(shape).numel()

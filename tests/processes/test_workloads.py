@@ -13,9 +13,12 @@ from torch import Tensor
 
 from launcher import Env
 from launcher.config.schema import DDPMnist, Precision, Sync
+from launcher.errors import UnavailableError
 from tests.markers import ci
 from tests.processes.workload_ranks import RankResult, run_ranks
 from workloads import ddp, image_data, training
+from workloads.across_ranks import together
+from workloads.image_data import DatasetError
 from workloads.training import load
 
 
@@ -28,6 +31,33 @@ def the_error(results: list[RankResult]) -> str:
     errors = {result.error for result in results}
     assert len(errors) == 1, errors
     return errors.pop()
+
+
+# Errors of single ranks
+
+
+def read_some(found: dict[int, Exception], env: Env) -> dict[str, Any]:
+    def read() -> int:
+        if env.rank in found:
+            raise found[env.rank]
+        return 1
+
+    return {"read": together(read, env)}
+
+
+@pytest.mark.parametrize(
+    ("found", "error"),
+    [
+        ({1: DatasetError("torn")}, "WorkloadError: rank 1 on node0: torn"),
+        ({1: UnavailableError("no answer")}, "UnavailableError: rank 1 on node0: no answer"),
+        (
+            {0: UnavailableError("no answer"), 1: ValueError("torn")},
+            "WorkloadError: rank 0 on node0: no answer; rank 1 on node0: torn",
+        ),
+    ],
+)
+def test_a_file_that_one_rank_cannot_read_now_ends_the_attempt_of_all(found: dict[int, Exception], error: str) -> None:
+    assert the_error(run_ranks(read_some, found, 2, fails=True)) == error
 
 
 # Training

@@ -67,12 +67,25 @@ def test_csv_has_a_column_for_each_statistic() -> None:
         ('{"format": 1}', "is damaged"),
         ('{"format": 2}', "is not of format 1, which this version reads"),
         ("[]", "is not of format 1"),
+        ("\xff", "is damaged"),
     ],
 )
 def test_what_is_no_results_is_refused(tmp_path: Path, content: str | None, words: str) -> None:
     if content is not None:
-        (tmp_path / "results.json").write_text(content)
+        (tmp_path / "results.json").write_text(content, encoding="latin-1")
     with pytest.raises(ValueError, match=words):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no array", b"\x93NUMPY\x01\x00"])
+def test_a_damaged_matrix_is_named(tmp_path: Path, content: bytes) -> None:
+    results = results_of(tmp_path, row())
+    results.matrix = {"block": 2}
+    results.write()
+    with pytest.raises(ValueError, match=r"there is no .*matrix\.npy"):
+        read(tmp_path)
+    (tmp_path / "matrix.npy").write_bytes(content)
+    with pytest.raises(ValueError, match=r"matrix\.npy.* measure again"):
         read(tmp_path)
 
 

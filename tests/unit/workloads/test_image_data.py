@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.errors import UnavailableError
+from launcher.files import retried_reads
 from workloads import image_data
 from workloads.image_data import Dataset, DatasetError, IdxFile, fetch, find
 
@@ -275,3 +277,15 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DatasetError, match="cannot be written"):
         fetch("tiny", tmp_path / "file", ["http://127.0.0.1:9"])
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_file_server_that_does_not_answer_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: bool
+) -> None:
+    path = write(tmp_path / "tiny", "tiny", plain) / ("t10k-labels-idx1-ubyte" + ".gz" * (not plain))
+    path.unlink()
+    path.symlink_to("/proc/self/mem")  # whose first page cannot be read
+    monkeypatch.setattr(retried_reads, "IN_A_COMMAND", 0.0)
+    with pytest.raises(UnavailableError, match=f"{path} cannot be read now: Input/output error"):
+        find("auto", tmp_path)

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.config.schema import Backend, FSDPLm
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, UnavailableError
+from launcher.files import retried_reads
 from workloads import fsdp, text_data
 from workloads.fsdp import Part
 from workloads.text_data import Text, TextError
@@ -73,7 +74,13 @@ def test_what_is_wrong_with_a_text_is_told(tmp_path: Path) -> None:
     torn.write_bytes(b"plain")
     with pytest.raises(TextError, match=r"torn\.txt\.gz cannot be unpacked"):
         text_data.find(str(torn))
-    with pytest.raises(TextError, match=r"/proc/self/mem cannot be read"):
+    with pytest.raises(TextError, match="gone is not there any more"):
+        text_data.read(Text("x", (tmp_path / "gone",), 1))
+
+
+def test_a_file_server_that_does_not_answer_is_no_wrong_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retried_reads, "IN_A_COMMAND", 0.0)
+    with pytest.raises(UnavailableError, match="/proc/self/mem cannot be read now: Input/output error"):
         text_data.read(Text("x", (Path("/proc/self/mem"),), 1))
 
 
