@@ -212,7 +212,8 @@ def data_of(message: Message) -> bytes:
 #
 # attempts/N/attach.jsonl        the requests, one line of JSON each; the leading agent creates it and reads it every
 #                                second
-# attempts/N/attach/ID/member-P  the reply of agent P; the command creates it, empty, before it sends the request
+# attempts/N/attach/ID/member-P  the reply of agent P; the command creates it, empty, before it sends the request. That
+#                                about one rank is in member-0, whichever agent has the rank
 #
 # Files work with every scheduler, and need no connection to the nodes. Each file is created before its reader polls it,
 # and a reply is written into it: NFS may hide a new file for half a minute, but shows data appended to a known one.
@@ -221,6 +222,7 @@ def data_of(message: Message) -> bytes:
 STACKS = "stacks"  # the stacks of all ranks
 RANK = "rank"  # the location of one rank; see rank_location
 SERVE = "serve"  # the same, and start `launcher.attach serve` on the rank's node
+ONLY_REPLY = "member-0"  # the file with the reply about one rank, which one agent has
 _ID = re.compile(r"[0-9a-f]{16}")
 
 
@@ -244,11 +246,12 @@ def is_listening(attempt: directory.Attempt) -> bool:
 
 
 def send(
-    attempt: directory.Attempt, what: str, members: int, files: dict[str, str] | None = None, rank: int | None = None
-) -> Path:
+    attempt: directory.Attempt, what: str, members: int = 1, files: Mapping[str, str] | None = None,
+    rank: int | None = None,
+) -> Path:  # fmt: skip
     """Sends a request (STACKS, RANK or SERVE) to all agents; returns the folder of their replies; raises OSError.
 
-    members: number of agents for which an empty reply file is created. files: further files of the folder, by name.
+    members: number of agents that reply, for each of which an empty file is created. files: further ones, by name.
     """
     request = AttachRequest(id=secrets.token_hex(8), what=what, rank=rank)
     folder = folder_of(attempt, events.values(request))
@@ -334,16 +337,16 @@ class RequestHandler:
                 ])  # fmt: skip
             for rank in ranks:
                 if rank.rank == request.get("rank") and request["what"] in (RANK, SERVE):
-                    self._reply(request, place, rank_location(host, rank))
+                    self._reply(request, 0, rank_location(host, rank))  # no other agent replies
                     if request["what"] == SERVE:
-                        self._serve(request, place)
+                        self._serve(request)
 
     def _reply(self, request: dict[str, Any], place: int, value: Any) -> None:
         write_reply(folder_of(self.attempt, request) / f"member-{place}", json.dumps(value))
 
-    def _serve(self, request: dict[str, Any], place: int) -> None:
+    def _serve(self, request: dict[str, Any]) -> None:
         folder = folder_of(self.attempt, request)
-        command = [sys.executable, *own_module("launcher.attach"), "serve", str(folder), f"member-{place}"]
+        command = [sys.executable, *own_module("launcher.attach"), "serve", str(folder), ONLY_REPLY]
         server = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             preexec_fn=processes.restore_limit,

@@ -56,8 +56,8 @@ def run(arguments: Namespace) -> int:
     if what == "stack":
         return _stack(attempt, members, arguments.rank)
     if what == "debug":
-        return _debug(seen, attempt, members, arguments.rank)
-    return _shell(seen, attempt, members, arguments.rank or 0)
+        return _debug(seen, attempt, arguments.rank)
+    return _shell(seen, attempt, arguments.rank or 0)
 
 
 def _running(seen: RunStatus) -> Attempt:
@@ -109,26 +109,24 @@ def _stack(attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
     return 1
 
 
-def _shell(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int) -> int:
-    count = members[0].members
-    folder = attach.send(attempt, attach.RANK, count, rank=rank)
-    reply = wait_until(lambda: next(iter(attach.replies(folder).items()), None))
-    if reply is None:
+def _shell(seen: RunStatus, attempt: Attempt, rank: int) -> int:
+    folder = attach.send(attempt, attach.RANK, rank=rank)
+    location = wait_until(lambda: attach.read_reply(folder / attach.ONLY_REPLY))
+    if location is None:
         raise RunError(f"the agent of rank {rank} does not answer within {REPLY_TIMEOUT:g} s")
-    place, location = reply
     host, job = location["host"], location["job"]
     way = access(seen.plan, host, job, socket.gethostname())
     if way is None:
         term = os.environ.get("TERM")
-        return connect_terminal(over_network(seen.plan, attempt, host, rank, count, mode="shell", term=term))
-    command = way.command("shell", str(folder / f"member-{place}"), terminal=sys.stdin.isatty())
+        return connect_terminal(over_network(seen.plan, attempt, host, rank, mode="shell", term=term))
+    command = way.command("shell", str(folder / attach.ONLY_REPLY), terminal=sys.stdin.isatty())
     try:
         return subprocess.run(command, env=way.environment(os.environ), check=False).returncode
     except NOT_ON_PATH:
         raise not_on_path(command) from None
 
 
-def _debug(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
+def _debug(seen: RunStatus, attempt: Attempt, rank: int | None) -> int:
     at = _choose(seen, at_breakpoints(attempt.latest_events()), rank)
     rank, host, job = at.rank, at.host, at.job
     way = access(seen.plan, host, job, socket.gethostname())
@@ -136,9 +134,7 @@ def _debug(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int 
         command = way.command("relay", at.socket, terminal=False)
         debugger = over_process(command, way.environment(os.environ))
     else:
-        count = members[0].members
-        channel = over_network(seen.plan, attempt, host, rank, count, mode="debug", socket=at.socket)
-        debugger = over_channel(channel)
+        debugger = over_channel(over_network(seen.plan, attempt, host, rank, mode="debug", socket=at.socket))
     try:
         code = run_prompt(debugger, rank)
     finally:
@@ -371,17 +367,16 @@ def not_on_path(command: Sequence[str]) -> RunError:
     return RunError(f"{command[0]} is not on this machine's PATH: attach from a login node of the cluster")
 
 
-def over_network(plan: JobPlan, attempt: Attempt, host: str, rank: int, members: int, **details: Any) -> Channel:
+def over_network(plan: JobPlan, attempt: Attempt, host: str, rank: int, **details: Any) -> Channel:
     """Has the rank's agent start `launcher.attach serve`; returns an authenticated connection to it; raises RunError.
 
-    members: number of agents of the attempt, any of which may be the rank's. details: `mode=shell` with `term` (the
-    terminal's type), or `mode=debug` with `socket` (path of the debugger's socket).
+    details: `mode=shell` with `term` (the terminal's type), or `mode=debug` with `socket` (path of the debugger's
+    socket).
     """
     secret = secrets.token_hex(32)
     request = {**details, "ports": list(plan.cluster.port_range)}
-    folder = attach.send(
-        attempt, attach.SERVE, members, {SECRET: secret, SERVED: "", "question": json.dumps(request)}, rank=rank
-    )
+    files = {SECRET: secret, SERVED: "", "question": json.dumps(request)}
+    folder = attach.send(attempt, attach.SERVE, files=files, rank=rank)
     served = wait_until(lambda: attach.read_reply(folder / SERVED))
     if served is None:
         raise RunError(f"the agent of rank {rank} on {host} does not answer within {REPLY_TIMEOUT:g} s")

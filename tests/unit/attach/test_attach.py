@@ -110,7 +110,7 @@ def test_requests_are_read_once_and_in_order(attempt: Attempt) -> None:
     assert node_session.is_listening(attempt)
     folders = [
         node_session.send(attempt, node_session.STACKS, 2),
-        node_session.send(attempt, node_session.RANK, 2, rank=1),
+        node_session.send(attempt, node_session.RANK, rank=1),
     ]
     with open(attempt.path / "attach.jsonl", "a") as file:
         file.write('{"half a request')
@@ -138,14 +138,15 @@ def test_only_the_agent_of_a_rank_replies_where_it_runs(attempt: Attempt) -> Non
         now = {"KEEPS": "1", "CHANGES": "4", "RANK": "5", "SLURM_JOB_ID": "77"}
         handler = RequestHandler(attempt, Stacks(1))
         assert handler.next_request() is None
-        folder = node_session.send(attempt, node_session.RANK, 2, rank=5)
+        folder = node_session.send(attempt, node_session.RANK, rank=5)
+        assert [path.name for path in folder.iterdir()] == [node_session.ONLY_REPLY]  # in a run of any size
         text = handler.next_request() or ""
         handler.handle(text, 0, "node1", lambda: [RankProcess(4, child.pid, 0, now)])
         assert node_session.replies(folder) == {}
         handler = RequestHandler(attempt, Stacks(1))
         handler.handle(text, 1, "node2", lambda: [RankProcess(5, child.pid, 0, now)])
-        location = node_session.replies(folder)[1]
-        assert node_session.replies(folder, {1: "known"}) == {1: "known"}
+        location = node_session.replies(folder)[0]
+        assert node_session.replies(folder, {0: "known"}) == {0: "known"}
         assert (location["rank"], location["host"], location["job"], location["cwd"]) == (5, "node2", "77", "/")
         assert location["changes"] == {"CHANGES": "4", "RANK": "5", "SLURM_JOB_ID": "77", "DROPS": None}
         assert "KEEPS" not in json.dumps(location)  # what a job was started with may be secret
