@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.errors import ConfigError
+
 if TYPE_CHECKING:
     from datetime import datetime
 
@@ -42,24 +44,28 @@ def user_config_dir() -> Path:
     """Returns $LAUNCHER_CONFIG_DIR, else the platform's per-user configuration folder (~/.config/launcher on Linux)."""
     if folder := os.environ.get("LAUNCHER_CONFIG_DIR"):
         return Path(folder).expanduser().absolute()
-    import platformdirs
-
-    return platformdirs.user_config_path("launcher")
+    return _of_user("config")
 
 
 def user_data_dir() -> Path:
-    import platformdirs
-
-    return platformdirs.user_data_path("launcher")
+    return _of_user("data")
 
 
 def user_cache_dir() -> Path:
     """Returns $LAUNCHER_CACHE_DIR, else the platform's per-user cache folder (~/.cache/launcher on Linux)."""
     if folder := os.environ.get("LAUNCHER_CACHE_DIR"):
         return Path(folder).expanduser().absolute()
+    return _of_user("cache")
+
+
+def _of_user(kind: str) -> Path:
     import platformdirs
 
-    return platformdirs.user_cache_path("launcher")
+    try:
+        found: Path = getattr(platformdirs, f"user_{kind}_path")("launcher")
+    except RuntimeError as error:  # there is no HOME, and the system does not know the user, as in some containers
+        raise ConfigError(str(error)) from None
+    return found
 
 
 def default_runs_dir() -> Path:

@@ -22,6 +22,7 @@ from launcher.errors import ConfigError, near, program
 from launcher.fast_dataclasses import Struct
 from launcher.files import safe_io
 from launcher.files.retried_reads import Unavailable, exists, retry_read, unwrap
+from launcher.paths import user_data_dir
 
 AUTO = "auto"
 BUNDLED = "part of the launcher"
@@ -162,9 +163,7 @@ KNOWN: dict[str, Dataset] = {dataset.name: dataset for dataset in (MNIST, FASHIO
 
 def default_data_dir() -> Path:
     """Returns the default data directory, in which each data set has a subdirectory."""
-    import platformdirs
-
-    return platformdirs.user_data_path("launcher") / "datasets"
+    return user_data_dir() / "datasets"
 
 
 def find(name: str, data_dir: str | Path | None = None) -> Found:
