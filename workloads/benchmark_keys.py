@@ -264,6 +264,7 @@ def groups_text(members: Members) -> str:
 
 
 MATRIX = "matrix"
+GLOO_ON_GPU = "gloo sends and receives no GPU memory: add workload.device=cpu, or use another workload.backend"
 
 
 def pair_of(pair: Sequence[int] | None, node_of: Sequence[int]) -> tuple[int, int]:

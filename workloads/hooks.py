@@ -77,6 +77,8 @@ def check_sweep(plan: JobPlan) -> None:
     if "op" in params:
         _check_operations(plan)
     if "pattern" in params:
+        if plan.workload.backend == "gloo" and not on_host:
+            raise ConfigError(f"workload.backend=gloo: {benchmark_keys.GLOO_ON_GPU}")
         _check_patterns(plan)
 
 

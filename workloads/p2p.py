@@ -181,6 +181,8 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
     """
     if env.world_size < 2:
         raise WorkloadError("p2p needs at least 2 ranks: set nodes=2 or procs_per_node=2")
+    if env.backend == "gloo" and env.device.type != "cpu":
+        raise WorkloadError(benchmark_keys.GLOO_ON_GPU)
     try:
         chosen = benchmark_keys.chosen_patterns(vars(config), env.node_ranks)
         this = Transfers(config, env)

@@ -377,6 +377,8 @@ def _backend(wanted: str, device: torch.device) -> str:
         }[name]
         error = NoGpuError if name in ("nccl", "xccl") else BackendError
         raise error(f"backend={name}: {why}; here you can use {can}")
+    if devices.ON_STREAM.get(name, device.type) != device.type:
+        raise BackendError(f"backend={name} sends what is on a GPU, and device={device.type}: use gloo, or set device")
     return name
 
 

@@ -8,11 +8,13 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -26,6 +28,7 @@ from tests.markers import ci
 from tests.processes.workload_ranks import RankResult, run_ranks
 from tests.unit.plans import plan_of
 from workloads import benchmark_keys, benchmark_results, hardware_limits, p2p, p2p_matrix, p2p_patterns
+from workloads.across_ranks import WorkloadError
 from workloads.benchmark_keys import PATTERNS
 from workloads.hooks import Benchmark
 from workloads.p2p_matrix import WRITTEN_ROWS, WRITTEN_SLOW, Matrix
@@ -419,6 +422,12 @@ def test_a_pair_is_of_two_nodes_where_there_are_two(
     pair: list[int] | None, nodes: list[int], expected: tuple[int, int]
 ) -> None:
     assert benchmark_keys.pair_of(pair, nodes) == expected
+
+
+def test_gloo_is_given_no_memory_of_a_gpu() -> None:
+    env: Any = SimpleNamespace(world_size=2, backend="gloo", device=torch.device("cuda", 0))
+    with pytest.raises(WorkloadError, match=r"gloo sends and receives no GPU memory: add workload\.device=cpu"):
+        p2p.main(p2p_config(), env)
 
 
 def test_ranks_refuse_the_same_before_anything_is_sent() -> None:

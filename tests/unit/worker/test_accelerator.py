@@ -68,6 +68,8 @@ def test_an_xpu_that_is_gone_is_named_with_the_drivers_words(monkeypatch: pytest
 def test_the_backend_of_an_xpu_is_xccl_or_missing_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     xpu.install(monkeypatch)
     assert process_group._backend("auto", XPU) == process_group._backend("xccl", XPU) == "xccl"
+    with pytest.raises(BackendError, match="backend=xccl sends what is on a GPU, and device=cpu: use gloo"):
+        process_group._backend("xccl", CPU)
     assert devices.of_backend("xccl") == torch.device("xpu", 0)
     monkeypatch.setattr(dist, "get_backend", lambda group: "xccl")
     assert process_group._device_of(None) == torch.device("xpu", 0)

@@ -52,6 +52,8 @@ def collective(**keys: Any) -> Collective:
         (collective(sizes="1M:1G:2"), {"mem": "1G", "procs_per_node": 2},
          "workload.sizes: 1G on each of procs_per_node=2 is more than mem=1G: use smaller sizes or more memory"),
         (P2P("p", "m:f", seed=0, sizes="2G"), {"mem": "1G"}, "workload.sizes: 2G on each of procs_per_node=1 is more"),
+        (P2P("p", "m:f", seed=0, backend=Backend.gloo), {"gpus_per_node": 1},
+         "workload.backend=gloo: gloo sends and receives no GPU memory: add workload.device=cpu"),
         (collective(iterations=0), {}, "workload.iterations=0, workload.warmup=1: at least 1 iteration"),
         (collective(tolerance=20), {}, "tolerance=20: it is the part of a speed that may be lost, more than 0"),
         (collective(root=2), {}, "workload.root=2: the smallest group of world has 2 ranks, so a root is 0 to 1"),
