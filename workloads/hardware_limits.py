@@ -92,10 +92,10 @@ def ends(env: Env) -> tuple[int, int] | None:
 def _copy_roof(env: Env) -> tuple[float | None, str]:
     on_gpu = env.device.type != "cpu"
     size = COPY_BYTES_ON_GPU if on_gpu else COPY_BYTES
-    try:
-        mine = copy_speed(env.device, size)
-    except RuntimeError:  # out of memory, in torch's words on either device
-        mine = None
+    free, mine = available_memory(env), None
+    if free is None or 2 * size <= free:  # on a CPU the kernel would kill the rank, in place of an error
+        with contextlib.suppress(RuntimeError):  # out of memory, in torch's words on either device
+            mine = copy_speed(env.device, size)
     speeds = gather(mine, env)
     known = [speed for speed in speeds if speed is not None]
     what = f"copy of {size // 2**20} MiB " + ("on the GPU" if on_gpu else "in memory")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -75,8 +76,15 @@ def without_memory_on_rank_1(env: Env) -> None:
         patch.object(hardware_limits, "copy_speed", side_effect=RuntimeError("not enough memory")).start()
 
 
-def test_a_rank_without_memory_leaves_it_unknown() -> None:
-    for result in run_ranks(measured, None, 2, prepare=without_memory_on_rank_1):
+def with_little_memory_on_rank_1(env: Env) -> None:
+    if env.rank == 1:  # the kernel would kill the rank
+        patch.object(hardware_limits, "available_memory", return_value=2**27 - 1).start()
+        patch.object(hardware_limits, "copy_speed", side_effect=AssertionError("it copies")).start()
+
+
+@pytest.mark.parametrize("prepare", [without_memory_on_rank_1, with_little_memory_on_rank_1])
+def test_a_rank_without_memory_leaves_it_unknown(prepare: Callable[[Env], None]) -> None:
+    for result in run_ranks(measured, None, 2, prepare=prepare):
         assert result.metrics["memory"] is None
         assert "not enough of it for a copy of 64 MiB in memory on 1 rank" in result.metrics["how"]
 
