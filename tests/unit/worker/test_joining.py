@@ -93,9 +93,11 @@ def test_the_facts_of_a_rank_on_the_cpu() -> None:
 class CountingStore(dist.Store):
     """Counts the requests to a store that ranks in threads share."""
 
-    def __init__(self, store: dist.Store) -> None:
+    def __init__(self, store: dist.Store, ranks: int = 1) -> None:
+        # ranks: so many begin to wait together, however long each of them took until then
         super().__init__()
         self.store, self.requests, self.values = store, Counter[str](), 0
+        self.waiting = threading.Barrier(ranks)
 
     def set(self, key: str, value: str) -> None:
         self.requests["set"] += 1
@@ -119,9 +121,11 @@ class CountingStore(dist.Store):
         self.requests["check"] += 1
         return self.store.check(keys)
 
-    def wait(self, *arguments: Any) -> None:
+    def wait(self, keys: list[str], *timeout: Any) -> None:
         self.requests["wait"] += 1
-        self.store.wait(*arguments)
+        if keys == ["all joined"]:
+            self.waiting.wait()
+        self.store.wait(keys, *timeout)
 
 
 def joined(
@@ -159,7 +163,7 @@ def test_the_cost_is_linear_in_ranks(world_size: int) -> None:
 
 
 def test_ranks_that_wait_in_vain_name_who_is_missing_with_one_look() -> None:
-    store = CountingStore(dist.HashStore())
+    store = CountingStore(dist.HashStore(), 62)
     outcome = joined([rank(number) for number in range(62)], store, world_size=64, timeout=0.5)
     assert {type(error) for error in outcome} == {RendezvousError}
     for error in outcome:
