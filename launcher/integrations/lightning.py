@@ -198,7 +198,7 @@ class LauncherCallback(Callback):
 
     def _remove_old(self, saved: Path) -> None:
         ours = sorted(self._folder.glob(f"{OURS}*.ckpt"), key=lambda path: completed(path, LAST_FILES)[0])
-        for path in ours[: -self._keep]:
+        for path in ours[: len(ours) - self._keep]:
             if path != saved:
                 _hide(path)
         for path in self._folder.glob(f".{OURS}*"):  # also what saves and removals that were killed have left

@@ -139,6 +139,20 @@ def test_a_removal_that_is_cut_short_leaves_nothing_that_is_found(
     assert [path.name for path in tmp_path.glob("*.ckpt")] == ["launcher-step-000000200.ckpt"]
 
 
+@pytest.mark.parametrize(("keep", "left"), [(0, [300]), (1, [300]), (2, [200, 300]), (9, [100, 200, 300])])
+def test_as_many_checkpoints_are_kept_as_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int, left: list[int]
+) -> None:
+    from launcher.integrations import lightning
+
+    moments = iter(range(9))
+    monkeypatch.setattr(stop, "listen", lambda: SimpleNamespace(save_took=lambda _: None))
+    callback = lightning.LauncherCallback(tmp_path, keep=keep)
+    for step in (100, 200, 300):
+        callback._save(trainer_of(lambda path: archive(path, next(moments))), step)
+    assert sorted(lightning.step_of(path) for path in tmp_path.glob("*.ckpt")) == left
+
+
 def archive(path: Path, moment: int) -> None:
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("data", "x" * 1000)
