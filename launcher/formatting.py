@@ -121,8 +121,7 @@ def format_size(size: int) -> str:
 
 def rough_size(size: float) -> str:
     """Formats a size in bytes, rounded, as the config key `mem` takes it: 325058670 -> `310M`, 5294 -> `5.2K`."""
-    value, unit = _scaled(size)
-    return value + unit
+    return "".join(_scaled(size))
 
 
 def long_size(size: float | None) -> str:

@@ -62,10 +62,9 @@ def _of_user(kind: str) -> Path:
     import platformdirs
 
     try:
-        found: Path = getattr(platformdirs, f"user_{kind}_path")("launcher")
+        return Path(getattr(platformdirs, f"user_{kind}_path")("launcher"))
     except RuntimeError as error:  # there is no HOME, and the system does not know the user, as in some containers
         raise ConfigError(str(error)) from None
-    return found
 
 
 def default_runs_dir() -> Path:

@@ -128,8 +128,4 @@ def destroy_without_gil(group: object) -> None:
         backend = group._get_backend(torch.device("cpu"))
     except RuntimeError:  # the group has no CPU backend, so no gloo
         return
-    _keep_until_gone(group, backend)
-
-
-def _keep_until_gone(owner: object, kept: object) -> None:
-    weakref.finalize(owner, lambda _: None, kept).atexit = False
+    weakref.finalize(group, lambda _: None, backend).atexit = False

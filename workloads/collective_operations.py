@@ -281,10 +281,6 @@ def _on_root_whole(case: Case) -> int:
     return case.count if case.is_root else 0
 
 
-def _one_block(case: Case) -> int:
-    return case.block
-
-
 def _everyone(case: Case) -> list[Piece]:
     return [Piece(rank, 0, case.block) for rank in range(case.n)]
 
@@ -384,10 +380,10 @@ ALL = (
     Operation("broadcast", _on_root_whole, lambda case: [Piece(case.root, 0, case.count)], _broadcast, one_buffer=True),
     Operation("reduce", _whole, _on_root(_reduction), _reduce, one_buffer=True),
     Operation(
-        "all_gather", _one_block, _everyone, _all_gather,
+        "all_gather", lambda case: case.block, _everyone, _all_gather,
         lambda case, whole: Buffers(_my_block(case, whole), whole),
     ),
-    Operation("gather", _one_block, _on_root(_everyone), _gather, _gather_shared),
+    Operation("gather", lambda case: case.block, _on_root(_everyone), _gather, _gather_shared),
     Operation(
         "scatter", _on_root_whole, lambda case: [Piece(case.root, case.me * case.block, case.block)], _scatter,
         _scatter_shared,

@@ -45,8 +45,7 @@ def bus_factor(operation: str, n: int) -> float | None:
     """Returns busbw / algbw of an operation on n ranks; None for a barrier, and for a single rank."""
     if operation == "barrier" or n < 2:
         return None
-    factors = {"all_reduce": 2 * (n - 1) / n, **dict.fromkeys(_ONE, 1.0), **dict.fromkeys(_OTHERS, (n - 1) / n)}
-    return factors[operation]
+    return {"all_reduce": 2 * (n - 1) / n, **dict.fromkeys(_ONE, 1.0), **dict.fromkeys(_OTHERS, (n - 1) / n)}[operation]
 
 
 def bandwidths(operation: str, n: int, size: int, seconds: float) -> tuple[float | None, float | None]:

@@ -129,11 +129,9 @@ def _check_length(config: FSDPLm, length: int) -> None:
 
 
 def _length(file: Path, text: str) -> int:
-    return _unpacked(file, text, _counted if file.suffix == ".gz" else lambda stream: stream.seek(0, 2))
-
-
-def _counted(stream: BinaryIO) -> int:
-    return sum(map(len, iter(lambda: stream.read(_BLOCK), b"")))
+    if file.suffix != ".gz":
+        return _unpacked(file, text, lambda stream: stream.seek(0, 2))
+    return _unpacked(file, text, lambda stream: sum(map(len, iter(lambda: stream.read(_BLOCK), b""))))
 
 
 def _unpacked(file: Path, text: str, use: Callable[[BinaryIO], T]) -> T:

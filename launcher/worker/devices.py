@@ -60,8 +60,7 @@ def name(device: torch.device) -> str:
 
 
 def memory(device: torch.device) -> tuple[int, int] | None:
-    """Returns how many bytes of an accelerator this process can allocate, and its whole memory; None for the CPU, or if
-    this torch cannot tell. What torch has freed it keeps, but uses again: that counts as free."""
+    """Returns an accelerator's free bytes, with those that torch keeps unused, and all; None: the CPU, or unknown."""
     there = module(device)
     if not hasattr(there, "mem_get_info"):
         return None

@@ -278,10 +278,9 @@ class _Feed:
 
     def _send(self) -> None:
         # If it fails, that is given again with the next, in order
-        if not self._given_up and self._try(lambda: self._open().log(self._taken)):
-            self._taken = []
-        elif self._given_up:
-            self._lost += len(self._taken)
+        sent = not self._given_up and self._try(lambda: self._open().log(self._taken))
+        if sent or self._given_up:
+            self._lost += 0 if sent else len(self._taken)
             self._taken = []
 
     def _open(self) -> Tracker:

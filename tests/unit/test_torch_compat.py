@@ -95,11 +95,21 @@ class Thing:
     """Something whose end can be seen."""
 
 
-def test_the_backend_of_a_group_is_keep_until_gone_the_group() -> None:
+class Group(dist.ProcessGroup):
+    def __init__(self, backend: Thing) -> None:
+        super().__init__(0, 1)
+        self.backend = weakref.ref(backend)
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self.backend()
+
+
+def test_the_backend_of_a_group_is_kept_until_the_group_is_gone() -> None:
     ended: list[str] = []
-    group, backend = Thing(), Thing()
+    backend = Thing()
+    group = Group(backend)
     weakref.finalize(backend, ended.append, "backend")
-    torch_compat._keep_until_gone(group, backend)
+    torch_compat.destroy_without_gil(group)
     weakref.finalize(group, ended.append, "group")
     del backend
     gc.collect()
