@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from launcher.errors import LauncherError
 from launcher.files import safe_io
 from launcher.files.retried_reads import read_text, unwrap
-from launcher.formatting import log_line
+from launcher.formatting import flat, log_line
 from launcher.redaction import public
 from launcher.runs import lease_and_locks
 from launcher.runs.directory import Attempt, Events
@@ -316,14 +316,10 @@ def numbers_in(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, fl
                 yield f"{prefix}/{key}", float(value)
 
 
-def flat_config(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (`workload.lr`, value as text) for each key with a value of a nested config, secrets redacted."""
-    for key, given in config.items():
-        value = public(str(key), given)  # a tracker may show it to others
-        if isinstance(value, Mapping):
-            yield from flat_config(value, f"{prefix}{key}.")
-        elif value is not None and value != []:
-            yield prefix + str(key), str(value)
+def flat_config(config: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the keys of a config that have values (`workload.lr`), each with its text, secrets redacted."""
+    shown = flat(public("", dict(config)))  # a tracker may show it to others
+    return {key: str(value) for key, value in shown.items() if value is not None and value not in ([], {})}
 
 
 @dataclass(frozen=True)
@@ -589,7 +585,7 @@ def tracking_of(attempt: Attempt) -> TrackerQueues | None:
         entity=chosen.entity or environ.get("WANDB_ENTITY"),
         mode=chosen.mode or environ.get("WANDB_MODE") or "offline",
         group=chosen.experiment if "/" in plan.run_id else None,
-        config=dict(flat_config(attempt.run.record().get("config", {}))),
+        config=flat_config(attempt.run.record().get("config", {})),
         tags={name: value for name, value in tags.items() if value},
     )  # fmt: skip
     local = {"tensorboard": True, "mlflow": about.uri.startswith("file:"), "wandb": about.mode == "offline"}
