@@ -115,7 +115,9 @@ def _start(launcher: Launcher, name: str, run_id: str, length: int, spares: int)
     done = launcher(
         *RUNS[name], f"{LENGTH[name]}={length * (10 if name == 'fsdp_lm' else 1)}", f"run_id={run_id}", "nodes=2",
         f"spares={spares}", "procs_per_node=2", "checkpoint.memory=1", f"launch.heartbeat={HEARTBEAT}", "wait=false",
-        "time=1h", "resume.how=never", "workload.threads=1", *launcher.overrides,
+        "time=1h", "resume.how=never", "workload.threads=1",
+        "launch.max_restarts=1000",  # a rank may be killed before its first step, several times in a row
+        *launcher.overrides,
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"{run_id} did not start: {done.stdout}{done.stderr}")

@@ -6,9 +6,11 @@ since vendors' builds have version numbers of their own. Names that torch has mo
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import socket
 import weakref
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,8 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DTensor", "FSDPModule", "MixedPrecisionPolicy", "Replicate", "Shard", "all_gather_single",
-    "compute_local_shape_and_global_offset", "destroy_without_gil", "distribute_tensor", "fsdp_computes_on",
-    "fully_shard", "is_device_error", "local_part", "reduce_scatter_single", "store_on", "with_local",
+    "compute_local_shape_and_global_offset", "destroy_without_gil", "distribute_tensor", "fake_group",
+    "fsdp_computes_on", "fully_shard", "is_device_error", "local_part", "reduce_scatter_single", "store_on",
+    "with_local",
 ]  # fmt: skip
 
 # The modules that may have each name, the newest first: DTensor became public in 2.5, FSDP2 in 2.6. They are imported
@@ -113,6 +116,18 @@ def store_on(listener: socket.socket, host: str, timeout: timedelta) -> Store:
 # Some version after 2.6 renamed these; the newest torch has both names.
 all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@contextlib.contextmanager
+def fake_group(ranks: int) -> Iterator[None]:
+    """Makes the default process group, as if of rank 0, with collectives that do nothing; it starts no thread."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def destroy_without_gil(group: object) -> None:

@@ -21,22 +21,25 @@ from torch.utils.checkpoint import checkpoint
 
 from launcher import Resumable, evaluated, progress
 from launcher.checkpoint.resumable import GlobalBatchSampler, seed_generators, share
+from launcher.config.schema import FSDPLm
+from launcher.plan.plan import JobPlan
 from launcher.torch_compat import (
     DTensor,
     FSDPModule,
     MixedPrecisionPolicy,
+    fake_group,
     fsdp_computes_on,
     fully_shard,
     local_part,
     with_local,
 )
+from launcher.worker.main import workload_config
 from launcher.worker.stop import Settings, settings
 from workloads import text_data, training
 from workloads.across_ranks import WorkloadError, gather, introduce, same_everywhere, say, together
 
 if TYPE_CHECKING:
     from launcher import Env
-    from launcher.config.schema import FSDPLm
 
 
 # -- The windows of a text
@@ -459,6 +462,20 @@ class Trainer:
             "seconds": time.perf_counter() - started,
             "weights_sha256": weights,
         }
+
+
+def before_ranks(plan: JobPlan) -> None:
+    """Makes a block and shards it, once a node: its ranks are forked with what torch caches for that."""
+    config = workload_config(plan)
+    assert isinstance(config, FSDPLm)
+    with torch.device("meta"):
+        model = GPT(1, config.heads, config.width, config.context)
+    if plan.gpus_per_node == 0:  # a GPU must not be used before a fork
+        size = (
+            plan.world_size + 1
+        )  # for the ranks' own mesh torch would cache results that have this agent's rank in it
+        with fake_group(size):
+            shard(model, DeviceMesh("cpu", torch.arange(size)), None)
 
 
 def main(config: FSDPLm, env: Env) -> dict[str, Any]:

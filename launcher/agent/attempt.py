@@ -253,7 +253,7 @@ class _Agent:
 
     def _run(self) -> dict[str, Any]:
         # Before the rendezvous, since an agent sends no heartbeats during imports.
-        preload(self._plan.workload.entry)
+        preload(self._plan.workload.entry, self._plan)
         history, rendezvous = self._connection.first(preflight=self._plan.preflight)
         set_network(self._plan, self.own.host)
         if rendezvous.place_of(self.own.index) == 0:

@@ -18,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from launcher import errors
+from launcher import errors, processes
 from launcher.agent import policy, rank_watch
 from launcher.agent.leader_connection import LeaderConnection
 from launcher.agent.policy import History, RoundEnd, RoundFailure, RoundVerdict, describe, judge, may_be_cut_off
@@ -189,6 +189,8 @@ class Supervisor:
         status.update(step=ranks.step, resumable=self._resumable, joined=joined, closed=ranks.closed, done=done)
         if changed or first_step or first_exit:
             self._connection.heartbeat()
+        if first_step:  # its ranks are forked sooner if they have to start again
+            processes.use_large_pages()
         if not ranks.due(now):
             return
         leader = self._connection.coordinator if self._leads else None

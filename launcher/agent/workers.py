@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from launcher import errors, io_bounds, processes
 from launcher.files import safe_io
 from launcher.formatting import log_line, long_size, ranges
+from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Placement
 from launcher.worker import exit_report
 from launcher.worker.exit_report import WorkerError
@@ -388,16 +389,18 @@ def _exit_code(pid: int) -> int | None:
 WORKLOADS = "workloads"  # package whose modules start no thread and touch no GPU when they are imported
 
 
-def preload(entry: str) -> None:
-    """Imports the module of this `workload.entry` if it is ours.
+def preload(entry: str, plan: JobPlan | None = None) -> None:
+    """Imports the module of this `workload.entry` if it is ours, and calls its `before_ranks(plan)`, if it has that.
 
     The user's are imported in ranks alone: an import may start threads (OpenMP's) or initialize CUDA, neither of which
-    survives a fork. One that fails raises nothing: the ranks repeat it, so that the user sees their traceback.
+    survives a fork. What fails raises nothing: the ranks repeat it, so that the user sees their traceback.
     """
     module = entry.partition(":")[0]
     if module.startswith(f"{WORKLOADS}."):
         with contextlib.suppress(Exception):
-            importlib.import_module(module)
+            found = importlib.import_module(module)
+            if plan is not None and hasattr(found, "before_ranks"):
+                found.before_ranks(plan)
 
 
 # -- The output of ranks: names of its files, and what is copied from them to the agent's own output

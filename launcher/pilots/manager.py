@@ -144,7 +144,6 @@ class SlotManager:
         self._free: list[Slot] = []
         self._pulse = heartbeat.mine()
         self._next_beat, self._beaten = 0.0, time.monotonic()
-        self._waited = False
 
     def run(self, slots: Sequence[Slot]) -> dict[str, Any]:
         """Claims points and runs them in these slots until no point is left that this slot manager may claim.
@@ -364,9 +363,7 @@ class SlotManager:
 
     def _wait(self) -> None:
         # Until a child process ends or a signal arrives, for at most TICK
-        if not self._waited:  # it takes a quarter of a second: later, the first points run already
-            processes.use_large_pages()
-        self._waited = True
+        processes.use_large_pages()  # not earlier: now the first points run already
         poll = select.poll()
         poll.register(self._signals.wake, select.POLLIN)
         poll.poll(TICK * 1000)

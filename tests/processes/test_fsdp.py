@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,17 +11,20 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import cross_entropy
 
 from launcher import Env
+from launcher.agent.workers import preload
 from launcher.checkpoint.loading import expanded
 from launcher.checkpoint.state import Content
 from launcher.config.schema import FSDPLm, Precision
+from launcher.torch_compat import fake_group
 from launcher.worker.stop import Settings
 from tests.markers import ci
 from tests.processes.workload_ranks import RankResult, run_ranks
 from tests.torch_features import needs_fsdp_on_cpus
-from tests.unit.plans import run_settings
+from tests.unit.plans import plan_of, run_settings
 from workloads import fsdp, training
 from workloads.across_ranks import WorkloadError
 from workloads.fsdp import Trainer, compute_dtype, main
@@ -340,6 +344,31 @@ def test_what_is_saved_in_an_evaluation_is_the_whole_state() -> None:
         assert len(seen) == 4 and seen[1:] == seen[:1] * 3
         assert any(each.startswith("optimizer.state.0.exp_avg DTensor") for each in seen[0])
         assert result.metrics["known"] == len([each for each in seen[0] if each.startswith("model.")])
+
+
+def test_what_agents_cache_for_their_ranks_holds_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a mesh torch caches results that have that mesh, and so the agent's rank in it."""
+    found: list[object] = []
+    propagator = importlib.import_module("torch.distributed.tensor._sharding_prop").ShardingPropagator
+    original = propagator.propagate_op_sharding_non_cached
+
+    def counted(self: object, operation: object) -> object:
+        found.append(operation)
+        return original(self, operation)
+
+    monkeypatch.setattr(propagator, "propagate_op_sharding_non_cached", counted)
+    config = small(entry="workloads.fsdp:main")
+    plan = plan_of(workload=config, nodes=2, procs_per_node=2)
+    preload(config.entry, plan)
+    assert found, "nothing was cached"
+    assert not torch.distributed.is_initialized()
+    for ranks in range(1, plan.world_size + 1):
+        found.clear()
+        with torch.device("meta"):
+            model = fsdp.GPT(config.layers, config.heads, config.width, config.context)
+        with fake_group(ranks):
+            fsdp.shard(model, DeviceMesh("cpu", torch.arange(ranks)), None)
+        assert found, f"{ranks} ranks: the results are the agent's"
 
 
 def test_what_cannot_be_trained_is_refused_on_all_ranks(tmp_path: Path) -> None:
