@@ -348,6 +348,7 @@ class Checkpointer:
         source, (opened, loaded) = found
         self._peers.on_all(opened.restore)
         report_restored(self._peers.rank, loaded.step, began, memory=True, received=source.moved)
+        memory.share(loaded.step)
         return loaded
 
     def _fill(self, opened: Opened, wanted: LoadTarget) -> tuple[list[str], Loaded | None]:

@@ -89,6 +89,7 @@ class MemoryCheckpoints:
         self._indices: dict[memory_format.Header, dict[str, Any]] = {}  # of the copies that `fetch` has verified
         self.leads, self.first_rank = False, env.rank
         self._kept = False  # whether a copy was made in this round
+        self._unpaired = False  # whether some agent has the only copy of what was loaded
         self._uses = False  # whether it has the memory; one object of a process has
         here = None if _in_use else exit_report.shared_memory()
         firsts = self.group.on_all(lambda: None if here is None else env.rank - here[1])
@@ -214,7 +215,7 @@ class MemoryCheckpoints:
     def _run(self, copy: _Copy) -> None:
         began = time.perf_counter()
         try:
-            if copy.fault is None:
+            if copy.content is not None and copy.fault is None:
                 self._write(copy)
         except Exception as error:
             copy.fault = one_line(error)
@@ -302,7 +303,8 @@ class MemoryCheckpoints:
             return
         began = time.perf_counter()
         copy.join()
-        self._costs = (*self._costs, (copy.blocked, copy.whole))[1 - MEASURED :]
+        if copy.layout:  # else it was only sent
+            self._costs = (*self._costs, (copy.blocked, copy.whole))[1 - MEASURED :]
         self._last = copy.step, copy.began + copy.blocked + time.perf_counter() - began
         self._failures = self._failures + 1 if copy.failed else 0
         if copy.failed or copy.single:  # the next one takes its place, and not that of the copy before
@@ -367,15 +369,24 @@ class MemoryCheckpoints:
                 self._bad |= {each.held for each in source.transfers}
                 continue
             self.keep_only(source)
-            here = source.world_size == self._env.world_size and source.mode == memory_format.WHOLE
-            if here and source.moved and self._peer:  # until the next copy, a new node has no rank_state of the others
-                self._exchange()
+            self._unpaired = source.world_size == self._env.world_size and not source.paired
             if self._auto:
                 self.every = source.transfers[0].held.header.every
             if whole:
                 self._mode, self._check = source.mode, False
             return source, found
         return None
+
+    def share(self, step: int) -> None:
+        """Sends what was loaded to the peers, which may lack it: else the next node that is lost has the only copy.
+
+        All ranks call it when all have loaded. Until `wait` the group is in use.
+        """
+        if self._unpaired and self._peer:
+            copy = self._copy = _Copy(step, pairs=(self._pairs[memory_format.PEER],))
+            copy.pairs[0].turn()
+            copy.run(partial(self._run, copy), "memory-checkpoint")
+        self._unpaired = False
 
     def _take(self, source: memory_format.Source, found: list[Kept]) -> None:
         if source.mode == memory_format.SHARDS:

@@ -273,6 +273,7 @@ class Source:
     step: int
     world_size: int  # number of ranks that had made the copies
     transfers: tuple[Transfer, ...]
+    paired: bool  # whether the agent of no rank has the only copy of what is that rank's
 
     @property
     def moved(self) -> int:
@@ -319,7 +320,9 @@ def choose(held: Sequence[Held], first_ranks: Sequence[int], least: int) -> Sour
             for rank, copies in sorted(parts.items()):
                 best = min(copies, key=lambda each: (each.holder != rank, each.kind != OWN, each.holder))
                 transfers.append(Transfer(best, rank, OWN, best.holder))
-        return Source(mode, number, step, before, tuple(transfers))
+        agent = dict(enumerate(first_ranks)).get  # by rank
+        paired = all(any(agent(each.holder) != agent(rank) for each in copies) for rank, copies in parts.items())
+        return Source(mode, number, step, before, tuple(transfers), paired)
     return None
 
 

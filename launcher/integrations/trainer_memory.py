@@ -108,6 +108,7 @@ class TrainerMemory:
         """Frees the files, if there are any, once all ranks have loaded theirs. All ranks must call it."""
         if self.given is not None:
             self._memory.group.on_all(lambda: None)
+            self._memory.share(self.given.step)
             self.release()
 
     def release(self) -> None:

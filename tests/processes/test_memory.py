@@ -147,8 +147,10 @@ def test_a_node_that_takes_the_place_of_a_lost_one_gets_everything_from_the_othe
         assert found["before"]["large"] == [total(5) + (1000 * rank if kind == "single" else 0)] * SIZE
 
 
+@pytest.mark.parametrize("kind", ["whole", "shards"])
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_node_that_has_taken_a_place_is_enough_before_it_has_made_a_copy(first: Life, lost: int) -> None:
+def test_a_node_that_has_taken_a_place_is_enough_before_it_has_made_a_copy(first: Life, lost: int, kind: str) -> None:
+    first = replace(first, kind=kind)
     run_ranks(life, first, 4, 2)
     new = tuple(memory() if node == lost else path for node, path in enumerate(first.memories))
     run_ranks(life, replace(first, memories=new, round=1), 4, 2)  # makes no step
@@ -346,6 +348,18 @@ def test_a_rank_that_is_killed_during_a_copy_or_a_step_costs_at_most_one(first: 
     for rank, found in enumerate(results):
         assert (found.metrics["memory"], found.metrics["own"]["rank"]) == (True, rank)
         assert found.metrics["before"] == {"large": [total(start)] * SIZE, "small": total(start)}
+
+
+@pytest.mark.parametrize("kind", ["shards", ci("whole")])
+def test_a_node_that_is_lost_before_the_next_copy_costs_nothing(first: Life, kind: str) -> None:
+    """The copy before was written, and not sent to the other node, when a rank died."""
+    first = replace(first, kind=kind)
+    with pytest.raises(RanksFailedError, match="rank 1 died"):
+        run_ranks(life, first, 4, 2, prepare=MOMENTS["sends"])
+    (start,) = {found.metrics["start"] for found in run_ranks(life, replace(first, round=1, last=3), 4, 2)}
+    then = replace(first, memories=(first.memories[0], memory()), round=2)
+    for found in run_ranks(life, then, 4, 2):
+        assert (found.metrics["start"], found.metrics["memory"]) == (start, True)
 
 
 @pytest.mark.parametrize("kind", ["shards", ci("whole")])
