@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shutil
 import statistics
 import subprocess
 import sys
@@ -128,7 +129,6 @@ class Chaos(Target):
         fault, before, was, blow = self.faults()[kind], self.sound(), self.told("now"), Blow(kind, self.step())
         self.blows.append(blow)
         weak = Path(self.path, "chaos", file_server.NAME)
-        weak.unlink(missing_ok=True)
         since, began = time.time(), time.monotonic()
         blame = fault.strike()
 
@@ -141,7 +141,10 @@ class Chaos(Target):
 
         self.until(further, f"after {kind} at step {blow.at}", resume=True)
         blow.recovered = time.monotonic() - began
-        blow.met = not weak.exists() or file_server.met(self.path)
+        if weak.exists():
+            blow.met = file_server.met(self.path)
+            file_server.recover(self.path)
+            time.sleep(2.0)  # an agent that has hung writes now what it thinks of the others
         now = self.told("now")
         lowest = now["begun"] if now["life"] != was["life"] else None
         blow.repeated = max(0, blow.at - lowest) if lowest is not None else 0
@@ -289,7 +292,8 @@ def report(chaos: Chaos, faults: int, epochs: int, folder: Path, minutes: float 
     try:
         storm(chaos, faults, epochs, folder, minutes)
     except RunLost as lost:
-        print(f"LOST with seed {chaos.seed}: {lost}\n{chaos.launcher.printed()[-3000:]}")
+        kept = shutil.copytree(folder, tempfile.mkdtemp(prefix="chaos-lost-"), symlinks=True, dirs_exist_ok=True)
+        print(f"LOST with seed {chaos.seed}: {lost}\n{chaos.launcher.printed()[-3000:]}\nThe run is kept in {kept}")
         return 1
     finally:
         chaos.launcher("cancel", RUN)
