@@ -99,9 +99,11 @@ class Target:
         return int(self.told("now").get("step", -1))
 
     def ranks(self) -> list[dict[str, Any]]:
-        """Returns what each live rank of the running attempt reported: its rank and the pids of it and its agent."""
+        """Returns what each live rank reported, if they do steps by now: its rank and the pids of it and its agent."""
         now = self.told("now")
         ranks = [self.told(f"rank-{rank}") for rank in range(now.get("world", 0))]
+        if ranks and ranks[0].get("pid") != now["pid"]:  # they start: before the first step none of them counts as hung
+            return []
         return [rank for rank in ranks if rank and Path(f"/proc/{rank['pid']}").exists()]
 
     def watched(self) -> bool:
