@@ -92,7 +92,8 @@ class Chaos(Target):
             *TRAINING, f"workload.epochs={epochs}", "workload.entry=tests.chaos.slowly:main", f"run_id={RUN}",
             f"checkpoint.every_steps={SAVE_EVERY}", "nodes=2", "min_nodes=1", f"launch.hang_timeout={HANG_TIMEOUT}",
             f"launch.heartbeat={HEARTBEAT}", "time=1h", f"checkpoint.keep={KEEP}", f"checkpoint.memory={self.seed % 2}",
-            "launch.rendezvous_timeout=30", "launch.grace=10", "resume.max_attempts=10000", "wait=false",
+            "launch.rendezvous_timeout=30", "launch.start_timeout=60", "launch.grace=10",
+            "resume.max_attempts=10000", "wait=false",
         )  # fmt: skip
         self.insist([*words, *self.launcher.overrides])
 
