@@ -24,8 +24,8 @@ from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.collectives import Peers, SavesFail, one_line
 from launcher.checkpoint.folder import CheckpointFolder, Retention
 from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfit, SaveFailed
-from launcher.checkpoint.loading import Loaded, LoadTarget, Opened, refuse
-from launcher.checkpoint.memory_copies import InMemory, MemoryCheckpoints, report_restored
+from launcher.checkpoint.loading import Loaded, LoadTarget, Opened, refuse, report_restored
+from launcher.checkpoint.memory_copies import InMemory, MemoryCheckpoints
 from launcher.checkpoint.memory_format import Source
 from launcher.checkpoint.saving import Final, Save, Staging, Writer
 from launcher.checkpoint.state import facts, merge, step_number

@@ -15,6 +15,7 @@ import contextlib
 import json
 import random
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,10 @@ from launcher.checkpoint.state import (
     nested,
 )
 from launcher.errors import near
+from launcher.runs import events
+from launcher.runs.directory import Events, current_attempt
 from launcher.torch_compat import DTensor, with_local
+from launcher.worker import exit_report
 
 ABSENT = "not in the checkpoint"
 NOT_IN_STATE = "in the checkpoint, not in the state"
@@ -531,3 +535,12 @@ def new_file(path: Path) -> Iterator[None]:
         if isinstance(error, OSError | RuntimeError):
             raise CheckpointError(f"{path} cannot be written: {error}") from None
         raise
+
+
+def report_restored(rank: int, step: int, began: float, *, memory: bool, received: int = 0) -> None:
+    """Records on rank 0 that a training continues after `step`; began: when its loading did, by perf_counter()."""
+    seconds = round(time.perf_counter() - began, 4)
+    # In a file of its own, which is read whole: of the file that has each save only the ends are
+    Events(current_attempt() if rank == 0 else None, "restored")(events.Restored(
+        step=step, memory=memory, redone=exit_report.redone(step), seconds=seconds, received=received
+    ))  # fmt: skip

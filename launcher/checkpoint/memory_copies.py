@@ -639,15 +639,6 @@ class InMemory(Opened):
         return [f"{name} is incomplete" for name, count in left.items() if count]
 
 
-def report_restored(rank: int, step: int, began: float, *, memory: bool, received: int = 0) -> None:
-    """Records on rank 0 that a training continues after `step`; began: when its loading did, by perf_counter()."""
-    seconds = round(time.perf_counter() - began, 4)
-    # In a file of its own, which is read whole: of the file that has each save only the ends are
-    Events(current_attempt() if rank == 0 else None, "restored")(events.Restored(
-        step=step, memory=memory, redone=exit_report.redone(step), seconds=seconds, received=received
-    ))  # fmt: skip
-
-
 def _statistics(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     # What differs between ranks although they have the same tensors: each keeps its own as well
     return {name: tensor for name, tensor in tensors.items() if is_statistic(name)}

@@ -21,7 +21,8 @@ import torch.distributed as dist
 
 from launcher import processes
 from launcher.checkpoint.format import CheckpointError
-from launcher.checkpoint.memory_copies import Kept, MemoryCheckpoints, report_restored
+from launcher.checkpoint.loading import report_restored
+from launcher.checkpoint.memory_copies import Kept, MemoryCheckpoints
 from launcher.formatting import log_line
 from launcher.worker import process_group
 from launcher.worker.process_group import Env

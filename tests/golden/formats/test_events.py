@@ -26,7 +26,7 @@ from launcher.agent.rank_watch import GPU_SECONDS, GpuWatch
 from launcher.binding.hardware import Gpu, Nic
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.format import CheckpointError
-from launcher.checkpoint.memory_copies import report_restored
+from launcher.checkpoint.loading import report_restored
 from launcher.errors import NO_RETRY
 from launcher.failures.codes import (
     FaultCode,
