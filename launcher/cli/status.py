@@ -79,7 +79,7 @@ def run(arguments: Namespace) -> int:
         print(json_text(values))
         return 0
     if not view.rows:
-        print(_none_in(folder) + (" that match" if rows.filtered else ""))
+        print(f"no runs in {folder} that match" if rows.filtered and folder.is_dir() else _none_in(folder))
         for line in view.silent.values():
             print(line)
         return 0

@@ -75,7 +75,7 @@ def follow_to_end(
         if started:
             JobMonitor().cancel(run, kill=kill)
 
-    def follow(shown: bool, signals: Sequence[int]) -> RunStatus:
+    def follow(shown: bool, signals: Sequence[int]) -> tuple[RunStatus, bool]:
         nonlocal started
         if not started and start is not None:
             start()
@@ -87,8 +87,8 @@ def follow_to_end(
     result = with_signals(run.id, follow, foreground, cancel)
     if result is None:
         return INTERRUPTED
-    seen, interrupted = result
-    text = wait_until_readable(lambda: outcome(seen, printed=output))
+    (seen, printed), interrupted = result
+    text = wait_until_readable(lambda: outcome(seen, printed=printed))
     print(text, file=sys.stderr if seen.state is not RunState.DONE else sys.stdout)
     return INTERRUPTED if interrupted else seen.exit_code
 
@@ -174,9 +174,10 @@ def ctrl_c(foreground: bool, cancel: Callable[[bool], object]) -> Iterator[list[
             signal.signal(number, handler)
 
 
-def _follow_run(run: Run, stream: Stream, foreground: bool, output: bool) -> RunStatus:
+def _follow_run(run: Run, stream: Stream, foreground: bool, output: bool) -> tuple[RunStatus, bool]:
+    # Returns the last state, and whether the end of the output was printed
     live, rate = JobMonitor(share=True), Rate()
-    polls, why = 0, ""
+    polls, why, printed = 0, "", False
     with shown(every=None) as show:  # no progress lines where there is no terminal
         while True:
             seen, took = wait_until_readable(lambda: timed(lambda: status_of(run, live)))
@@ -186,7 +187,9 @@ def _follow_run(run: Run, stream: Stream, foreground: bool, output: bool) -> Run
             try:
                 for text in stream.new(last=seen.state.over) if output else ():
                     show.print(text.decode(errors="replace").removesuffix("\n"))
+                    printed = True
             except UnavailableError as error:
+                printed = False
                 print(f"launcher: output is missing here: {error}", file=sys.stderr, flush=True)
             show.show_run_bars(stream.states if output else ())
             for event in every(seen.history.events, Progress):
@@ -194,7 +197,7 @@ def _follow_run(run: Run, stream: Stream, foreground: bool, output: bool) -> Run
             if (progress := seen.progress) is not None:
                 show.show("step", progress.step, progress.total or None, of_training(progress, rate))
             if seen.state.over:
-                return seen
+                return seen, printed
             # A job may be queued for hours, and a look at thousands of nodes takes seconds, so the interval grows.
             time.sleep(LOCAL_INTERVAL if foreground else interval(polls, took, 1.0, max(QUIET_INTERVAL, SHARE * took)))
             polls += 1

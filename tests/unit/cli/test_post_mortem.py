@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from launcher.cli import commands, post_mortem
+from launcher.cli import commands, post_mortem, wait
 from launcher.cli.output import cause, outcome
 from launcher.diagnose import verdict as diagnosis
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, UnavailableError
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.fast_dataclasses import replace
 from launcher.monitoring import run_status
 from launcher.runs import event_files, events
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
-from launcher.runs.output_files import tail
+from launcher.runs.output_files import Stream, tail
 from launcher.schedulers import registry
 from launcher.schedulers.base import JobExecution, JobState
 from launcher.schedulers.pbs import client as pbs_history
@@ -176,6 +176,25 @@ def test_what_a_rank_has_raised_cannot_reach_the_terminal(made: Run) -> None:
     assert outcome(seen, printed=True) == outcome(seen)  # among the output of several ranks
     alone = replace(seen, plan=replace(seen.plan, nodes=1, procs_per_node=1))
     assert outcome(alone, printed=True).startswith(f"{made.id} failed: rank 1")
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_who_has_not_seen_the_end_of_the_output_sees_the_traceback(
+    made: Run, silent: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempt(made, rank=0, error="ValueError: x", traceback="Traceback (most recent call last):\nValueError: x")
+    seen = run_status.status_of(made, run_status.JobMonitor())
+    alone = replace(seen, plan=replace(seen.plan, nodes=1, procs_per_node=1))
+
+    def new(self: Stream, **_: object) -> list[bytes]:
+        if silent:
+            raise UnavailableError("it cannot be read now")
+        return [b"ValueError: x\n"]
+
+    monkeypatch.setattr(wait, "status_of", lambda *_: alone)
+    monkeypatch.setattr(Stream, "new", new)
+    wait.follow_to_end(made, foreground=False)
+    assert ("Traceback of rank 0:" in capsys.readouterr().err) == silent
 
 
 def test_a_metric_of_a_megabyte_is_one_short_line(made: Run) -> None:
