@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import socket
+import sys
 import weakref
 from collections.abc import Iterator
 from datetime import timedelta
@@ -123,11 +124,14 @@ def fake_group(ranks: int) -> Iterator[None]:
     """Makes the default process group, as if of rank 0, with collectives that do nothing; it starts no thread."""
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    hook = sys.excepthook  # torch takes one that prints the rank
     try:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
         yield
     finally:
-        dist.destroy_process_group()
+        sys.excepthook = hook
+        if dist.is_initialized():  # also where the last part of making it fails (TORCH_DIST_INIT_BARRIER=1)
+            dist.destroy_process_group()
 
 
 def destroy_without_gil(group: object) -> None:

@@ -25,7 +25,7 @@ import torch
 
 from launcher import run_dir
 from launcher.files import safe_io
-from launcher.files.retried_reads import retry_read, unwrap
+from launcher.files.retried_reads import retry_read, unwrap_or
 from launcher.worker import devices
 from workloads.across_ranks import WorkloadError, gather, together
 
@@ -167,7 +167,7 @@ def read(path: Path) -> Results:
 
 
 def _bytes(file: Path) -> bytes:
-    if (found := unwrap(retry_read(file.read_bytes, file))) is None:
+    if (found := unwrap_or(ValueError, retry_read(file.read_bytes, file))) is None:
         raise FileNotFoundError
     return found
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from launcher.errors import ConfigError, near, program
 from launcher.fast_dataclasses import Struct
 from launcher.files import safe_io
-from launcher.files.retried_reads import Unavailable, exists, retry_read, unwrap
+from launcher.files.retried_reads import Unavailable, exists, retry_read, unwrap, unwrap_or
 from launcher.paths import user_data_dir
 
 AUTO = "auto"
@@ -277,7 +277,7 @@ def _verified(dataset: Dataset, folder: Path, how: str, data_dir: str | Path | N
                 + (f"Run: {_fetch_line(dataset.name, data_dir)}" if not bundled else cure)
             )
         check = partial(_packed_fault if path.suffix == ".gz" else _plain_fault, file, path, dataset)
-        if wrong := unwrap(retry_read(check, path)):
+        if wrong := unwrap_or(DatasetError, retry_read(check, path)):
             raise DatasetError(f"{path} {wrong}. {cure}")
         paths.append(path)
     return Found(dataset.name, folder, how, tuple(paths))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from launcher.errors import ConfigError
 from launcher.fast_dataclasses import Struct
-from launcher.files.retried_reads import list_names, retry_read, unwrap
+from launcher.files.retried_reads import list_names, retry_read, unwrap_or
 
 if TYPE_CHECKING:
     from launcher.config.schema import FSDPLm
@@ -48,16 +48,15 @@ def find(text: str) -> Text:
     if text == SHIPPED:
         return Text(SHIPPED, (SHIPPED_FILE,), SHIPPED_LENGTH)
     path = Path(text).expanduser().absolute()
-    status = unwrap(retry_read(path.stat, path))
+    where = f"workload.text={text}: "
+    status = unwrap_or(TextError, retry_read(path.stat, path), where)
     if status is None:
-        raise TextError(
-            f"workload.text={text}: {path} is not there: name a text file, a folder of *.txt, or {SHIPPED}, which is "
-            "part of the launcher"
-        )
+        raise TextError(f"{where}{path} is not there: name a text file, a folder of *.txt, or {SHIPPED}")
     files: tuple[Path, ...] = (path,)
     if stat.S_ISDIR(status.st_mode):
-        names = sorted(name for name in unwrap(list_names(path)) or () if name.endswith(ENDINGS))
-        files = tuple(file for name in names if (file := path / name).is_file())
+        names = sorted(name for name in unwrap_or(TextError, list_names(path), where) or () if name.endswith(ENDINGS))
+        kinds = {file: unwrap_or(TextError, retry_read(file.stat, file), where) for file in map(path.joinpath, names)}
+        files = tuple(file for file, found in kinds.items() if found is not None and stat.S_ISREG(found.st_mode))
         if not files:
             raise TextError(f"workload.text={text}: the folder has no *.txt: name a file, or another folder")
     return Text(str(path), files, sum(_length(file, text) for file in files))
@@ -142,6 +141,6 @@ def _unpacked(file: Path, text: str, use: Callable[[BinaryIO], T]) -> T:
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise TextError(f"workload.text={text}: {file} cannot be unpacked: {error}") from error
 
-    if (found := unwrap(retry_read(attempt, file))) is None:
+    if (found := unwrap_or(TextError, retry_read(attempt, file), f"workload.text={text}: ")) is None:
         raise TextError(f"workload.text={text}: {file} is not there any more")
     return found

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from launcher.checkpoint.resumable import share
-from launcher.files.retried_reads import retry_read, unwrap
+from launcher.files.retried_reads import retry_read, unwrap_or
 from launcher.worker import devices
 from launcher.worker.devices import cores
 from workloads.across_ranks import WorkloadError
@@ -68,7 +68,7 @@ class Data:
 
 def read_idx(path: Path) -> Tensor:
     """Returns the content of an IDX file, plain or gzipped (`.gz`), uint8 of 1 or 3 dimensions; raises DatasetError."""
-    if (data := unwrap(retry_read(path.read_bytes, path))) is None:
+    if (data := unwrap_or(DatasetError, retry_read(path.read_bytes, path))) is None:
         raise DatasetError(f"{path} is not there any more")
     try:
         content = bytearray(gzip.decompress(data) if path.suffix == ".gz" else data)

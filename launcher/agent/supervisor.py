@@ -189,8 +189,8 @@ class Supervisor:
         status.update(step=ranks.step, resumable=self._resumable, joined=joined, closed=ranks.closed, done=done)
         if changed or first_step or first_exit:
             self._connection.heartbeat()
-        if first_step:  # its ranks are forked sooner if they have to start again
-            processes.use_large_pages()
+        if first_step and self._own.ranks > 1:  # they are forked sooner if they have to start again
+            processes.use_large_pages()  # of many agents on a node (launch.mode=tasks) each would get its own memory
         if not ranks.due(now):
             return
         leader = self._connection.coordinator if self._leads else None

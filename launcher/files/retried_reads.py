@@ -78,6 +78,13 @@ def unwrap(outcome: Outcome[T]) -> T:
     return outcome.value
 
 
+def unwrap_or(refused: type[Exception], outcome: Outcome[T], where: str = "") -> T:
+    """Like `unwrap`, but raises `refused` where a later try would not help either: Wrong, or access is denied."""
+    if isinstance(outcome, Wrong) or (isinstance(outcome, Unavailable) and not outcome.is_transient):
+        raise refused(where + outcome.reason)
+    return unwrap(outcome)
+
+
 def exists(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[bool]:
     """Returns as outcome whether a file or folder exists; for `retry_seconds` see `retry_read`."""
     found = retry_read(lambda: os.stat(path), path, retry_seconds=retry_seconds)

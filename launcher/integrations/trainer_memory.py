@@ -68,6 +68,7 @@ class TrainerMemory:
         """
         if self.given is not None:
             return self._folder
+        self._memory.wait()  # whose thread uses the group
         began, group = time.perf_counter(), self._memory.group
         try:
             step = group.on_first(on_disk)

@@ -13,6 +13,7 @@ although faults change the number of ranks. With an odd seed there are copies in
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import shutil
@@ -293,7 +294,9 @@ def report(chaos: Chaos, faults: int, epochs: int, folder: Path, minutes: float 
     try:
         storm(chaos, faults, epochs, folder, minutes)
     except RunLost as lost:
-        kept = shutil.copytree(folder, tempfile.mkdtemp(prefix="chaos-lost-"), symlinks=True, dirs_exist_ok=True)
+        kept = tempfile.mkdtemp(prefix="chaos-lost-")
+        with contextlib.suppress(shutil.Error):  # the run goes on, and some of its files vanish
+            shutil.copytree(folder, kept, symlinks=True, dirs_exist_ok=True)
         print(f"LOST with seed {chaos.seed}: {lost}\n{chaos.launcher.printed()[-3000:]}\nThe run is kept in {kept}")
         return 1
     finally:

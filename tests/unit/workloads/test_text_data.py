@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gzip
 import hashlib
 import math
@@ -82,6 +83,20 @@ def test_a_file_server_that_does_not_answer_is_no_wrong_text(monkeypatch: pytest
     monkeypatch.setattr(retried_reads, "IN_A_COMMAND", 0.0)
     with pytest.raises(UnavailableError, match="/proc/self/mem cannot be read now: Input/output error"):
         text_data.read(Text("x", (Path("/proc/self/mem"),), 1))
+
+
+def test_a_text_that_may_not_be_read_is_refused_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt that would be tried again would be refused again, up to resume.max_attempts times."""
+    (tmp_path / "a.txt").symlink_to("x" * 300)  # a name that no file can have
+    with pytest.raises(TextError, match=r"workload\.text=.*a\.txt cannot be read: File name too long"):
+        text_data.find(str(tmp_path))
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(TextError, match=r"workload\.text=x: .*Permission denied"):
+        text_data.read(Text("x", (tmp_path / "b.txt",), 1))
 
 
 def test_a_text_that_changed_is_told(tmp_path: Path) -> None:
