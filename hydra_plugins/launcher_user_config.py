@@ -11,6 +11,7 @@ command line:
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -45,6 +46,10 @@ class LauncherUserFiles(FileConfigSource):
     @staticmethod
     def scheme() -> str:
         return SCHEME
+
+    def is_config(self, config_path: str) -> bool:
+        # What is no file is refused when it is read, and not passed over
+        return os.path.lexists(os.path.join(self.path, self._normalize_file_name(config_path)))
 
     def load_config(self, config_path: str) -> ConfigResult:
         loaded = super().load_config(config_path)

@@ -161,13 +161,19 @@ def read(path: Path) -> Results:
             f"there is no {file}: only runs of workload=collective and workload=p2p that have measured something leave "
             "one"
         ) from None
+    except _Unreadable:
+        raise
     except (ValueError, KeyError, EOFError) as error:
         raise ValueError(f"{file} is damaged ({error!r}): measure again") from None
     raise ValueError(f"{file} is not of format {FORMAT}, which this version reads: measure again")
 
 
+class _Unreadable(ValueError):
+    """The system refuses to read a file, whose contents are not known."""
+
+
 def _bytes(file: Path) -> bytes:
-    if (found := unwrap_or(ValueError, retry_read(file.read_bytes, file))) is None:
+    if (found := unwrap_or(_Unreadable, retry_read(file.read_bytes, file))) is None:
         raise FileNotFoundError
     return found
 

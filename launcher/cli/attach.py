@@ -91,10 +91,13 @@ def _stack(attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
     replies: dict[int, Any] = {}
 
     def complete() -> bool | None:
-        replies.update(attach.replies(folder, replies))
+        # Of thousands of agents, a look reads only the first file that is empty yet
+        while (reply := attach.read_reply(folder / f"member-{len(replies)}")) is not None:
+            replies[len(replies)] = reply
         return len(replies) >= count or None
 
-    wait_until(complete)
+    if not wait_until(complete):
+        replies = attach.replies(folder, replies)  # of those behind one that is silent
     reports = [report for reply in replies.values() for report in reply if rank in (None, report["rank"])]
     for number, group in enumerate(group_stacks(reports)):
         print("\n".join(["", *stack_lines(group)] if number else stack_lines(group)))

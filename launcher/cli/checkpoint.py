@@ -199,7 +199,8 @@ def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
         print(json_text({**shown, "values": flat(rest)}))
         return 0
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time))
-    print(f"step {manifest.step}, saved {when} by {manifest.world_size} rank(s) in attempt {manifest.attempt}")
+    ranks = plural(manifest.world_size, "rank")
+    print(f"step {manifest.step}, saved {when} by {ranks} in attempt {manifest.attempt}")
     print(f"in {path}")
     size = f"{long_size(manifest.size)} in {plural(len(manifest.files), 'file')}"
     print(f"{size}; launcher {manifest.launcher}, torch {manifest.torch}")

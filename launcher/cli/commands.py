@@ -8,11 +8,14 @@ user: it is the text that `COMMAND --help` shows.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import shlex
+import stat
 import time
 from argparse import ArgumentTypeError, HelpFormatter
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -131,8 +134,7 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unexpected argument {unknown[0]!r}")
         if self.behind is not None:
             setattr(arguments, self.behind, behind)
-        if (action := getattr(arguments, "action", None)) is not None:
-            require_action(self._command, action)
+        if getattr(arguments, "action", None) is not None:
             self._require_fitting(arguments)
         return arguments
 
@@ -228,13 +230,15 @@ def add_actions(parser: Parser, command: str) -> None:
     lines = [f"  {name:<10}{words}" for name, words in ACTIONS[command].items()]
     parser.formatter_class = lambda prog: _HelpWithActions(prog, max_help_position=26, width=80)
     parser.epilog = "\n".join(["actions:", *lines])
-    parser.add("action", metavar="ACTION", help="see below")
+    parser.add("action", metavar="ACTION", type=partial(known_action, command), help="see below")
 
 
-def require_action(command: str, action: str) -> None:
+def known_action(command: str, action: str) -> str:
+    """Returns the action; raises ConfigError. A type of argparse: a typo is named before arguments that are missing."""
     known = list(ACTIONS[command])
     if action not in known:
         raise ConfigError(f"there is no {command} command {action!r}.{near(action, known)} Known: {', '.join(known)}")
+    return action
 
 
 def add_json(parser: Parser, only: str = "") -> None:
@@ -252,9 +256,10 @@ def folder(text: str) -> Path:
 
 
 def existing_folder(text: str) -> Path:
-    if not os.path.isdir(text):
-        raise ArgumentTypeError(f"there is no folder {text!r}")
-    return folder(text)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # another error: whether it is there is not known
+        if stat.S_ISDIR(os.stat(text).st_mode):
+            return folder(text)
+    raise ArgumentTypeError(f"there is no folder {text!r}")
 
 
 def whole_number(text: str, least: int = 0) -> int:
@@ -542,7 +547,10 @@ def of_report(parser: Parser) -> None:
 def of_data(parser: Parser) -> None:
     """Show which data sets are on this machine; with `fetch NAME`, download one."""
     parser.usage = "%(prog)s [fetch NAME [--mirror URL]] [--data-dir DIR]"
-    parser.add("action", nargs="?", metavar="fetch", help="download the data set NAME, and verify its checksums")
+    parser.add(
+        "action", type=partial(known_action, "data"), nargs="?", metavar="fetch",
+        help="download the data set NAME, and verify its checksums",
+    )  # fmt: skip
     from launcher.plan import workload_hook
 
     known = ", ".join(workload_hook.data_sets_of_all()[0])

@@ -21,7 +21,7 @@ from typing import Any
 from launcher.cli.cancel_and_prune import Orphan, Orphans, in_batches, short_job
 from launcher.cli.commands import remote_profiles
 from launcher.cli.output import WIDTH, cause, ending, json_text, print_columns, print_unreadable, program, table
-from launcher.cli.progress import on_terminal, progress_of, timed, wait_until_readable
+from launcher.cli.progress import elapsed, on_terminal, progress_of, timed, wait_until_readable
 from launcher.cli.ssh_forward import RemoteRows
 from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.failures.messages import of_restored
@@ -490,12 +490,11 @@ def _last_output(seen: RunStatus) -> str:
 def _attempts(seen: RunStatus) -> list[tuple[str, ...]]:
     from launcher.diagnose.verdict import verdicts
 
-    ends = {each.attempt.number: each for each in verdicts(seen)}
+    now, ends = time.time(), {each.attempt.number: each for each in verdicts(seen)}
     lines: list[tuple[str, ...]] = [("ATTEMPT", "JOB", "RANKS", "STEP", "ELAPSED", "ENDED")]
     for attempt in seen.run.attempts():
         end = ends.get(attempt.number)
         events = seen.history.events_of(attempt) if end is None else end.events
-        elapsed = events[-1]["time"] - events[0]["time"] if events else 0.0
         progress, ended = last(events, Progress), last(events, Ended)
         words = f"{ended.code}" if ended else "-"
         if end is not None and end.verdict.cause is not None:
@@ -503,7 +502,8 @@ def _attempts(seen: RunStatus) -> list[tuple[str, ...]]:
         met, started = last(events, Met), last(events, Started)
         lines.append((
             str(attempt.number), short_job(started.job if started else "-"), str(met.ranks if met else "-"),
-            str(progress.step if progress else "-"), format_time(int(elapsed)), words,
+            str(progress.step if progress else "-"), format_time(elapsed(events, now, over=end is not None) or 0),
+            words,
         ))  # fmt: skip
     return lines
 

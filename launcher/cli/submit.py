@@ -7,6 +7,7 @@ attempt of a run that is over, at the same size or at another one.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -175,6 +176,12 @@ def _check_options(arguments: Sequence[str]) -> None:
         raise ConfigError(f"{' and '.join(modes)} exclude each other: leave one of them out")
     if given.resolve and not given.cfg:
         raise ConfigError("--resolve is for --cfg: add --cfg job")
+    if given.info:  # Hydra shows that with a logger, which would print a traceback for each line that `| head` refuses
+        logging.Handler.handleError = _raise_again  # type: ignore[assignment,method-assign]
+
+
+def _raise_again(*_: object) -> None:
+    raise  # noqa: PLE0704  in the logger's `except`
 
 
 def _run(composed: Composed, overrides: Sequence[str], *, yes: bool) -> int:

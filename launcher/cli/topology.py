@@ -48,6 +48,8 @@ def _bound(
         seen = len(masks.visible_gpus(node, environ))
         near = masks.of_ranks(node, environ, range(wanted or seen or 1), gpus=seen > 0)
         found = masks.bind(node, allowed, near, bind)
+    except masks.BindingRefused as error:
+        raise ConfigError(str(error)) from None
     except masks.DeviceError as error:
         found = masks.unbound(node, allowed, [masks.RankDevices()] * (wanted or 1), Unbound(str(error)))
     return node_tables([bindings_event(host, node, allowed, found.ranks, unbound=found.unbound)], devices_of(node))

@@ -334,7 +334,10 @@ def evidence_of_attempt(
             state = RunState.STOPPED if kinds.every(events, kinds.StopRequested) else RunState.LOST
         else:
             state = {errors.DONE: RunState.DONE, errors.RESUME: RunState.STOPPED}.get(code, RunState.FAILED)
-        evidence = _from_events(seen.plan, events, Evidence(state, ended=code))
+        stays = kinds.last(events, kinds.Stays)
+        if cancelled := stays is not None and stays.reason is NextReason.CANCELLED:  # and resumed since
+            state = RunState.CANCELLED
+        evidence = _from_events(seen.plan, events, Evidence(state, ended=code, cancelled=cancelled))
         evidence = replace(_with_texts(seen, attempt, following, evidence), gpus=None)
     if past is not None and not evidence.job.text:
         evidence = replace(evidence, job=replace(evidence.job, raw_state=past.raw_state))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,29 @@ def test_only_the_agent_of_a_rank_replies_where_it_runs(attempt: Attempt) -> Non
 def test_a_reply_that_cannot_be_written_raises_nothing(attempt: Attempt) -> None:
     request = json.dumps({"id": "0123456789abcdef", "what": node_session.STACKS})
     RequestHandler(attempt, Stacks(0)).handle(request, 0, "node1", list)
+
+
+def test_a_look_reads_one_file_of_an_agent_that_has_not_answered(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from launcher.cli import attach
+
+    read, parsed = list[str](), node_session.read_reply
+    monkeypatch.setattr(node_session, "read_reply", lambda path: read.append(path.name) or parsed(path))
+
+    def wait(poll: Callable[[], object]) -> object:
+        for place in (4, 0, 2, 3, 1):
+            read.clear()
+            if found := poll():
+                return found
+            assert len(read) == 1
+            (folder,) = attempt.path.glob("attach/*")
+            node_session.write_reply(folder / f"member-{place}", "[]")
+        read.clear()
+        return poll()
+
+    monkeypatch.setattr(attach, "wait_until", wait)
+    assert attach._stack(attempt, [Met(members=5, ranks=5, host="node1")], None) == 0
 
 
 def test_agents_that_do_not_answer_are_named(

@@ -134,6 +134,9 @@ def test_a_command_loads_only_what_it_needs() -> None:
         ("prune --older-than 1d --runs-dir /nowhere", "--runs-dir: there is no folder '/nowhere'"),
         ("status -x", "unexpected argument '-x'; see `python -m launcher status --help`"),
         ("logs", "required: RUN"),
+        ("checkpoint", "required: ACTION, RUN"),
+        ("checkpoint lst", "there is no checkpoint command 'lst'. Did you mean list?"),
+        ("data fetc", "there is no data command 'fetc'. Did you mean fetch?"),
         ("logs --folow", "there is no option '--folow'. Did you mean --follow?"),
         ("logs --rnak 3 a", "there is no option '--rnak'. Did you mean --rank?"),
         ("logs a --rank -1", "--rank: '-1' is not a number, or a range of them: write 3 or 0-3,7"),
@@ -196,6 +199,19 @@ def test_status_of_no_runs(call: Call, tmp_path: Path) -> None:
     assert json.loads(call("status", "--json").out) == []
     answer = call("status", "--runs-dir", str(tmp_path / "misspelt"))
     assert f"--runs-dir: there is no folder '{tmp_path / 'misspelt'}'" in answer.error
+
+
+def test_a_folder_at_which_nobody_may_look_is_not_called_absent(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = os.stat
+
+    def refused(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if path == "/closed/runs":
+            raise PermissionError(13, "Permission denied", path)
+        return stat(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", refused)
+    with pytest.raises(PermissionError, match="/closed/runs"):
+        call("status", "--runs-dir", "/closed/runs")
 
 
 def test_status_as_json(call: Call, tmp_path: Path) -> None:

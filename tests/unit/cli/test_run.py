@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from launcher.__main__ import main
 from launcher.cli import commands, submit
 from launcher.cli.submit import script_overrides
 from launcher.errors import ConfigError
+from launcher.paths import PACKAGE
 from launcher.plan.build import check_name, command, name_of
 from launcher.runs.directory import Run
 from tests.unit.plans import bare_plan, with_fields
@@ -35,6 +39,15 @@ from tests.unit.plans import bare_plan, with_fields
 )
 def test_a_script_is_a_run_of_its_name(script: str, module: bool, given: Sequence[str], meant: Sequence[str]) -> None:
     assert script_overrides(script, given, module=module) == meant
+
+
+def test_what_hydra_shows_ends_quietly_with_its_reader() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "launcher", "--info", "config"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=PACKAGE.parent)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_script_in_a_folder_of_hydras_is_no_override(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,16 @@ SEQUENCES = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the second: Python's with LC_ALL=C
+def test_no_character_ends_a_command(errors: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (screen := tmp_path / "screen").touch()
+    with screen.open("w", encoding="ascii", errors=errors) as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        monkeypatch.setenv("LAUNCHER_CONFIG_DIR", "/größe")
+        assert main(["--help"]) == 0
+    assert "/gr??e/user.yaml" in screen.read_text()
+
+
 @pytest.mark.parametrize("sequence", SEQUENCES)
 def test_no_sequence_is_left(sequence: str) -> None:
     for function in (clean, coloured, one_line):

@@ -23,7 +23,7 @@ from launcher.cli.status import COLUMNS, Rows, runs_table
 from launcher.cli.why import explain, of_why
 from launcher.config.schema import Debug, Program
 from launcher.errors import ConfigError, RunError, UnavailableError
-from launcher.failures.codes import StopReason
+from launcher.failures.codes import NextReason, StopReason
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, all_statuses, each_status, status_of
 from launcher.runs import event_files
@@ -327,6 +327,23 @@ def test_a_run_that_is_queued_again_says_how_its_last_attempt_ended(
     says({"1": (JobState.PENDING, "PENDING"), "2": (JobState.PENDING, "PENDING")})
     shown = rows(tmp_path)
     assert [(shown[name]["state"], shown[name]["kind"]) for name in "ab"] == [("queued", "preempted"), ("queued", None)]
+
+
+def test_an_attempt_that_was_cancelled_stays_so_when_the_run_is_resumed_and_the_next_one_counts_until_now(
+    tmp_path: Path, says: Callable[..., list[str]]
+) -> None:
+    run = make(tmp_path, "a", "1")
+    events = begin(run, "1")
+    event_files.append(events / "node-0.jsonl", kinds.Stop(reason=StopReason.KILLED))
+    event_files.append(events / "script.jsonl", kinds.Stays(what="stays", reason=NextReason.CANCELLED))
+    event_files.append(events / "script.jsonl", kinds.Ended(code=75))
+    started = begin(run, "1", number=1) / "script.jsonl"
+    started.write_text(json.dumps({**json.loads(started.read_text()), "time": event_files.time.time() - 3700}) + "\n")
+    says({"1": RUNNING})
+    (seen,) = Rows(["a"], tmp_path, False).look().seen
+    _, first, second = status._attempts(seen)
+    assert first[-1] == "75 cancelled: it was cancelled"
+    assert second[-2].startswith("01:01:")
 
 
 def test_the_last_line_of_output_of_a_run_that_was_named_is_shown(

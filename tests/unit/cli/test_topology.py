@@ -79,6 +79,11 @@ def test_this_node(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  RANK  CORES  CPUS" in capsys.readouterr().out
 
 
+def test_a_binding_that_does_not_fit_this_node_is_bad_input() -> None:
+    with pytest.raises(ConfigError, match=r"launch\.bind has 1 list of CPUs, and this node 2 ranks"):
+        commands.main(["topology", "--bind", "map:0", "--ranks", "2"])
+
+
 @pytest.mark.parametrize("option", [("--ranks", "2"), ("--bind", "core")])
 def test_what_is_about_this_node_is_refused_with_a_run(tmp_path: Path, option: tuple[str, str]) -> None:
     make(tmp_path, code=0)

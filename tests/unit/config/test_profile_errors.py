@@ -88,6 +88,16 @@ def test_a_wrong_line_for_all_runs_is_told_with_its_file(
     refused(["workload=collective", "dry_run=true", "cluster.check=false"], told)
 
 
+@pytest.mark.parametrize("name", ["user", "cluster/slurm"])
+def test_what_is_no_file_is_refused_and_not_passed_over(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"{name}.yaml").mkdir(parents=True)
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
+    with pytest.raises(IsADirectoryError, match=f"{name}.yaml"):
+        submit.main(["workload=collective", "cluster=slurm", "dry_run=true"])
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,17 @@ def test_what_is_no_results_is_refused(tmp_path: Path, content: str | None, word
     if content is not None:
         (tmp_path / "results.json").write_text(content, encoding="latin-1")
     with pytest.raises(ValueError, match=words):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["results.json", "matrix.npy"])
+def test_a_file_that_is_refused_is_not_called_damaged(tmp_path: Path, name: str) -> None:
+    results = results_of(tmp_path, row())
+    results.matrix = {"block": 2}
+    results.write()
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(tmp_path / name))} cannot be read: Is a directory"):
         read(tmp_path)
 
 
