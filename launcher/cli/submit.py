@@ -181,7 +181,7 @@ def _check_options(arguments: Sequence[str]) -> None:
 
 
 def _raise_again(*_: object) -> None:
-    raise  # noqa: PLE0704  in the logger's `except`
+    raise
 
 
 def _run(composed: Composed, overrides: Sequence[str], *, yes: bool) -> int:

@@ -39,8 +39,8 @@ from launcher.runs.events import (
 )
 from launcher.runs.job_file import time_left
 from launcher.schedulers import registry
+from launcher.schedulers.ask_and_submit import submit_behind
 from launcher.schedulers.base import JOB_TIMEOUT, AnswerLost, Ending, QueryError
-from launcher.schedulers.run_command import submit_behind
 from launcher.submission import race, render
 from launcher.submission.dependencies import update_followers
 

@@ -32,8 +32,8 @@ from launcher.runs.directory import Attempt, Events, Run, current_attempt
 from launcher.runs.events import Awaited, ConditionsMet, Fault, Submitting, every
 from launcher.runs.history import journal_events
 from launcher.runs.lease_and_locks import only_submitter
+from launcher.schedulers.ask_and_submit import submit_behind
 from launcher.schedulers.base import JOB_TIMEOUT, QueryError
-from launcher.schedulers.run_command import submit_behind
 from launcher.submission.dependencies import (
     Dependency,
     StartDecision,

@@ -27,7 +27,7 @@ from launcher.runs.history import journal_events, read_history
 from launcher.runs.lease_and_locks import only_submitter
 from launcher.runs.sweep_directory import COMMAND_KEYS, sweep_of
 from launcher.schedulers import registry
-from launcher.schedulers.run_command import SubmissionRefused
+from launcher.schedulers.ask_and_submit import SubmissionRefused
 from launcher.submission import race
 from launcher.submission import submit as submission
 from launcher.submission.dependencies import update_followers

@@ -32,8 +32,8 @@ from launcher.runs.events import Submitting, every
 from launcher.runs.history import journal_events, process_of, read_history
 from launcher.runs.lease_and_locks import only_submitter
 from launcher.schedulers import registry
+from launcher.schedulers.ask_and_submit import SubmissionRefused, submit_behind
 from launcher.schedulers.base import BY_HAND
-from launcher.schedulers.run_command import SubmissionRefused, submit_behind
 from launcher.submission import dependencies, race, render
 from launcher.submission.prepare import Prepared
 

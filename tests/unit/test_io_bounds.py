@@ -37,7 +37,7 @@ from launcher.runs import output_files as printed
 from launcher.runs.directory import Run
 from launcher.runs.events import Progress
 from launcher.runs.sweep_directory import RUNG, SearchRecord, Sweep, SweepManifest
-from launcher.schedulers.run_command import QueryError, query
+from launcher.schedulers.ask_and_submit import QueryError, query
 from launcher.schedulers.sge import qrsh
 from launcher.schedulers.sge.client import accounted
 from launcher.schedulers.slurm.client import Slurm

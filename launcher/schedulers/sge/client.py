@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from launcher import io_bounds
 from launcher.fast_dataclasses import Struct
+from launcher.schedulers.ask_and_submit import SubmitCommand, query
 from launcher.schedulers.base import (
     AnswerLost,
     AnswerTooLong,
@@ -30,7 +31,6 @@ from launcher.schedulers.base import (
 )
 from launcher.schedulers.pending import Form
 from launcher.schedulers.qsub import TOKEN, QsubCommands
-from launcher.schedulers.run_command import SubmitCommand, query
 from launcher.units import seconds_or_none, size_or_none
 
 if TYPE_CHECKING:

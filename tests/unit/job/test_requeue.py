@@ -23,8 +23,8 @@ from launcher.runs import user_checkpoints
 from launcher.runs.directory import Attempt, Events, Run
 from launcher.runs.events import Continues, Started, Stays, Stopped, Submitted
 from launcher.runs.job_file import NAME
+from launcher.schedulers.ask_and_submit import SubmissionRefused
 from launcher.schedulers.base import Ending, QueryError
-from launcher.schedulers.run_command import SubmissionRefused
 from launcher.submission import prepare, resume
 from launcher.submission.resume import merged_overrides
 from launcher.submission.submit import SubmittedRun
