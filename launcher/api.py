@@ -29,7 +29,7 @@ from launcher.errors import (
 from launcher.files.folder_checks import require_own
 from launcher.monitoring.run_status import JobMonitor, RunState, status_of, wait_until_over
 from launcher.paths import GROUPS, default_runs_dir
-from launcher.remote import command
+from launcher.remote import ssh
 from launcher.remote.clusters import RemoteCluster, Unreachable, chosen, locate
 from launcher.runs import directory, lookup
 from launcher.runs.output_files import Stream
@@ -179,7 +179,7 @@ class RemoteRun:
     def resume(self, overrides: Overrides = (), *, new_snapshot: bool = False, **keys: Any) -> RemoteRun:
         """Submits another attempt, as `Run.resume`, and returns this run; raises ConfigError or SubmissionError."""
         words = ["resume", self.id, *as_overrides(overrides, keys), "wait=false", "--yes"]
-        code = partial(command.SentCode.here, self.cluster, words) if new_snapshot else None
+        code = partial(ssh.SentCode.here, self.cluster, words) if new_snapshot else None
         self._call([*words, *(["--new-snapshot"] if new_snapshot else [])], submits=True, code=code)
         return self
 
@@ -189,16 +189,16 @@ class RemoteRun:
             yield from text.removesuffix("\n").split("\n")
 
     def _row(self) -> dict[str, Any]:
-        row: dict[str, Any] = command.rows_of(self._call(["status", self.id, "--json"]), self.cluster.name)[0]
+        row: dict[str, Any] = ssh.rows_of(self._call(["status", self.id, "--json"]), self.cluster.name)[0]
         if "state" not in row:
             raise NoRunError(f"{self.id} is a sweep: name one of its points ({self.id}/0)")
         return row
 
     def _call(
-        self, words: Sequence[str], *, submits: bool = False, code: Callable[[], command.SentCode] | None = None
+        self, words: Sequence[str], *, submits: bool = False, code: Callable[[], ssh.SentCode] | None = None
     ) -> str:
         said, printed = list[str](), list[bytes]()
-        failed = command.call(self.cluster, words, prompts=submits, code=code, show=printed.append, errors=said.append)
+        failed = ssh.call(self.cluster, words, prompts=submits, code=code, show=printed.append, errors=said.append)
         if failed:
             wrong, other = (ConfigError, SubmissionError) if submits else (NoRunError, RunError)
             raise _as_said(said, {BAD_INPUT: wrong, RESUME: UnavailableError}.get(failed, other))
@@ -277,10 +277,10 @@ def submit(overrides: Overrides = (), **keys: Any) -> Run | RemoteRun:
     words = as_overrides(overrides, keys)
     if (cluster := chosen(words)) is None:
         return prepare(overrides, **keys).submit()
-    given = {key: value.lower() for key, value in command.keys_of(words).items()}
+    given = {key: value.lower() for key, value in ssh.keys_of(words).items()}
     _require_submission(dry_run=given.get("dry_run") == "true", submit=given.get("submit") != "false")
     said: list[str] = []
-    made = command.submit([*words, "--yes"], show=lambda _: None, errors=said.append)
+    made = ssh.submit([*words, "--yes"], show=lambda _: None, errors=said.append)
     assert made is not None, "they choose a cluster behind ssh"
     if made.exit_code:
         raise _as_said(said, {BAD_INPUT: ConfigError, RESUME: UnavailableError}.get(made.exit_code, SubmissionError))

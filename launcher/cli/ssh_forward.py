@@ -24,9 +24,9 @@ from launcher.config import profiles
 from launcher.errors import DONE, ConfigError, LauncherError
 from launcher.files import safe_io
 from launcher.formatting import brief, rough_size, write_output
-from launcher.remote import clusters, command
+from launcher.remote import clusters, ssh
 from launcher.remote.clusters import RemoteCluster, Unreachable
-from launcher.remote.command import SentCode, call, in_terminal, profile_of, rows_of
+from launcher.remote.ssh import SentCode, call, in_terminal, profile_of, rows_of
 
 # Commands about runs, and the attribute of their arguments that names these.
 RUNS = {
@@ -154,7 +154,7 @@ def _fetch_table(cluster: RemoteCluster, path: str, words: Sequence[str]) -> int
 def log_in(name: str) -> int:
     """Opens the connection to a cluster behind ssh, which may ask for a password; raises ConfigError."""
     cluster = clusters.named(name)
-    failed = command.log_in(cluster) != DONE
+    failed = ssh.log_in(cluster) != DONE
     print(f"{cluster.host}: the login failed" if failed else f"logged in to {cluster.host}")
     return int(failed)
 
@@ -188,7 +188,7 @@ def set_up(name: str, text: str, activate: Sequence[str], python: str | None, op
 
 def submit(words: Sequence[str], name: str = "") -> int | None:
     """Submits a run or sweep to the cluster behind ssh that the words, as typed, choose; None: they choose another."""
-    if (made := command.submit(words, name)) is None:
+    if (made := ssh.submit(words, name)) is None:
         return None
     if made.exit_code or not made.waits:
         return made.exit_code

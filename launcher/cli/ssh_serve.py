@@ -1,4 +1,4 @@
-"""The side of a cluster behind ssh: runs one command for `launcher.remote.command`, which describes what passes.
+"""The side of a cluster behind ssh: runs one command for `launcher.remote.ssh`, which describes what passes.
 
     python -I -m launcher.cli.ssh_serve [REQUEST]
 
@@ -41,7 +41,7 @@ from launcher import __version__, io_bounds
 from launcher.environment.repository import FILE, LINK, PROGRAM, SENT, CodeFile, digest_of, sent_folder
 from launcher.errors import BAD_INPUT, FAILED, ConfigError, LauncherError, RunError, explain
 from launcher.paths import SENDING, default_runs_dir
-from launcher.remote.command import PROTOCOL, START
+from launcher.remote.ssh import PROTOCOL, START
 
 # Its module is not imported as another is: `python -m launcher` runs it.
 MODULE = "launcher.__main__"

@@ -29,7 +29,7 @@ from launcher.errors import ConfigError, RunError
 from launcher.formatting import clean
 from launcher.paths import PACKAGE, resource
 from launcher.remote.clusters import COMMAND, RemoteCluster, Unreachable
-from launcher.remote.command import arguments
+from launcher.remote.ssh import arguments
 
 FOLDER = str(Path(COMMAND).parents[1])  # from the home folder there
 OLDEST, NEWEST = (3, 10), (3, 13)  # versions of Python that the launcher takes

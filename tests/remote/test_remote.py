@@ -345,7 +345,7 @@ def test_a_launcher_of_another_protocol_is_named_with_the_fix(laptop: Laptop) ->
     far.write_text(
         laptop.node.command.read_text().replace(
             "-m launcher.cli.ssh_serve", "-c " + shlex.quote(
-                "import launcher.remote.command as c; c.PROTOCOL = 7; import launcher.cli.ssh_serve as f, sys; "
+                "import launcher.remote.ssh as c; c.PROTOCOL = 7; import launcher.cli.ssh_serve as f, sys; "
                 "sys.exit(f.main(sys.argv[1:]))"
             )
         )

@@ -21,7 +21,7 @@ from launcher.cli import commands, ssh_forward
 from launcher.cli.ssh_forward import _renamed
 from launcher.environment.repository import Tree
 from launcher.errors import ConfigError
-from launcher.remote import clusters, command
+from launcher.remote import clusters, ssh
 from launcher.remote.clusters import (
     RemoteCluster,
     Unreachable,
@@ -33,7 +33,7 @@ from launcher.remote.clusters import (
     parsed,
     save_seen,
 )
-from launcher.remote.command import _paths, keys_of
+from launcher.remote.ssh import _paths, keys_of
 from tests.launch import until
 
 
@@ -167,7 +167,7 @@ def test_what_was_not_submitted_is_forgotten_and_damage_is_left_out(folder: Path
 
 
 @pytest.fixture
-def ssh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def lost_ssh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A program in the place of ssh, which connects, and is lost as soon as it has the request."""
     (folder / "bin").mkdir()
     said = folder / "bin/arguments"
@@ -180,43 +180,43 @@ def ssh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError(5, "Input/output error"), KeyboardInterrupt()])
 def test_a_run_of_which_no_request_was_sent_is_forgotten(
-    ssh: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
+    lost_ssh: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command.SentCode, "here", Mock(side_effect=error))
+    monkeypatch.setattr(ssh.SentCode, "here", Mock(side_effect=error))
     with pytest.raises(type(error)) as raised:
-        command.submit(["cluster=hpc1", "run_id=a"])
+        ssh.submit(["cluster=hpc1", "run_id=a"])
     assert raised.value is error and not noted(cluster())
 
 
 def test_a_run_of_which_nobody_knows_whether_it_was_submitted_stays_known(
-    ssh: Path, monkeypatch: pytest.MonkeyPatch
+    lost_ssh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command.SentCode, "here", lambda *_: command.SentCode(Tree(Path(), {}), {}, {}))
+    monkeypatch.setattr(ssh.SentCode, "here", lambda *_: ssh.SentCode(Tree(Path(), {}), {}, {}))
     with pytest.raises(Unreachable, match="Repeat the command with run_id=a"):
-        command.submit(["cluster=hpc1", "run_id=a"])
+        ssh.submit(["cluster=hpc1", "run_id=a"])
     assert list(noted(cluster())) == ["a"]
 
 
 def test_a_run_that_an_earlier_command_may_have_submitted_stays_known_if_it_cannot_be_repeated(
-    ssh: Path, monkeypatch: pytest.MonkeyPatch
+    lost_ssh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note(cluster(), "a")
-    ssh.write_text("#!/bin/sh\necho down >&2; exit 255\n")
+    lost_ssh.write_text("#!/bin/sh\necho down >&2; exit 255\n")
     for name in ("a", "b"):
         with pytest.raises(Unreachable, match="down"):
-            command.submit(["cluster=hpc1", f"run_id={name}"])
+            ssh.submit(["cluster=hpc1", f"run_id={name}"])
     assert list(noted(cluster())) == ["a"]
 
 
-def test_what_ssh_says_while_a_file_comes_does_not_stop_it(ssh: Path, tmp_path: Path) -> None:
-    ssh.write_text(
+def test_what_ssh_says_while_a_file_comes_does_not_stop_it(lost_ssh: Path, tmp_path: Path) -> None:
+    lost_ssh.write_text(
         "#!/bin/sh\nprintf '\\036LAUNCHER\\n'; read -r request\n"
         'mark=$(echo "$request" | sed \'s/.*"mark": "\\([0-9a-f]*\\).*/\\1/\')\n'
         "printf '\\036%s{\"file\": 3}\\n' $mark; echo note >&2; sleep 1\n"
         "printf abc; sleep 0.5; printf '\\036%s{\"exit\": 0}\\n' $mark\nexec sleep 30\n"
     )
     got, said, began = list[bytes](), list[str](), time.monotonic()
-    with command.Call(cluster(), errors=said.append) as made:
+    with ssh.Call(cluster(), errors=said.append) as made:
         for event in made.events():
             if event == {"hello": True}:
                 made.answer(made.header)
@@ -228,7 +228,7 @@ def test_what_ssh_says_while_a_file_comes_does_not_stop_it(ssh: Path, tmp_path: 
 
 
 def control_path() -> str | None:
-    words = command.arguments(cluster(), prompts=False)
+    words = ssh.arguments(cluster(), prompts=False)
     return next((word.removeprefix("ControlPath=") for word in words if word.startswith("ControlPath=")), None)
 
 
@@ -245,19 +245,19 @@ def test_where_the_path_of_the_cache_is_long_the_connection_is_kept_elsewhere(
         Path(short, own).chmod(0o777)  # anybody could put a connection of their own there
         assert control_path() is None
         with pytest.raises(ConfigError, match="Set LAUNCHER_CACHE_DIR to a folder of your own with a short path"):
-            command.log_in(cluster())
+            ssh.log_in(cluster())
     monkeypatch.delenv("XDG_RUNTIME_DIR")  # as on a Mac
     assert control_path() == f"/tmp/{own}/%C"
     with contextlib.suppress(OSError):  # connections of this user are in it
         Path("/tmp", own).rmdir()
 
 
-def test_a_connection_may_take_as_long_as_the_whole_answer(ssh: Path) -> None:
+def test_a_connection_may_take_as_long_as_the_whole_answer(lost_ssh: Path) -> None:
     """ConnectTimeout of ssh includes the login to a jump host, which may take seconds."""
-    (ssh.parents[1] / "config/cluster/hpc1.yaml").write_text("ssh: me@hpc1\ntimeout: 33\n")
+    (lost_ssh.parents[1] / "config/cluster/hpc1.yaml").write_text("ssh: me@hpc1\ntimeout: 33\n")
     with pytest.raises(Unreachable, match="the connection was lost"):
-        command.call(cluster(), ["status"], timeout=cluster().timeout)
-    assert " ConnectTimeout=33 " in ssh.with_name("arguments").read_text()
+        ssh.call(cluster(), ["status"], timeout=cluster().timeout)
+    assert " ConnectTimeout=33 " in lost_ssh.with_name("arguments").read_text()
 
 
 def test_clusters_are_waited_for_once_while_other_runs_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from launcher.cli import ssh_serve
 from launcher.environment import repository
 from launcher.environment.repository import SENT, Tree, commit_of, sent_tree, tree
 from launcher.errors import ConfigError, RunError
-from launcher.remote import command
+from launcher.remote import ssh
 from launcher.remote.clusters import RemoteCluster
 
 NAMES = ("train.py", "pkg/a b.py", "pkg/näme\n'x'.py", "tool.sh", "-dash", os.fsdecode(b"raw-\xff.py"))
@@ -47,7 +47,7 @@ class Sender:
     def _fetch(self, wanted: Sequence[str]) -> Callable[[int], bytes]:
         self.asked.append(wanted)
         data = bytearray()
-        command.SentCode(self.tree, self.files, {}).send(wanted, data.extend)
+        ssh.SentCode(self.tree, self.files, {}).send(wanted, data.extend)
 
         def read(size: int) -> bytes:
             part = bytes(data[:size])
@@ -154,7 +154,7 @@ def test_files_are_read_in_pieces(here: Tree) -> None:
 def repo(here: Tree, monkeypatch: pytest.MonkeyPatch) -> Tree:
     """The working folder, with a file that is too large to be read."""
     monkeypatch.chdir(here.root)
-    monkeypatch.setattr(command, "tree", lambda *_: Tree(here.root, {**here.files, "model.ckpt": 40 << 30}))
+    monkeypatch.setattr(ssh, "tree", lambda *_: Tree(here.root, {**here.files, "model.ckpt": 40 << 30}))
     return here
 
 
@@ -174,7 +174,7 @@ def test_code_that_is_too_large_is_refused_before_any_of_it_is_read(
 ) -> None:
     monkeypatch.setattr(repository, "read_file", lambda *_: pytest.fail("it was read"))
     with pytest.raises(ConfigError, match=told):
-        command.SentCode.here(cluster(), words)
+        ssh.SentCode.here(cluster(), words)
 
 
 def test_the_home_in_a_path_is_that_of_each_side(here: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,9 +182,9 @@ def test_the_home_in_a_path_is_that_of_each_side(here: Tree, tmp_path: Path, mon
     (tmp_path / "cluster/venvs/torch").mkdir(parents=True)
     words = ["env.activate=~/venvs/torch", f"data={tmp_path}/laptop"]
     monkeypatch.chdir(here.root)
-    monkeypatch.setattr(command, "tree", lambda *_: here)
+    monkeypatch.setattr(ssh, "tree", lambda *_: here)
     monkeypatch.setenv("HOME", str(tmp_path / "laptop"))
-    request = command.SentCode.here(cluster(), words).request
+    request = ssh.SentCode.here(cluster(), words).request
     assert request["paths"] == ["~/venvs/torch", f"{tmp_path}/laptop"]
     monkeypatch.setattr(ssh_serve, "_prepare", lambda _: None)
     monkeypatch.setattr(ssh_serve, "launcher", lambda _: 7)
@@ -236,7 +236,7 @@ def test_a_file_is_fetched_though_nothing_can_be_written_beside_the_runs(
 
 
 def test_excluded_files_are_neither_read_nor_counted(repo: Tree) -> None:
-    files = command.SentCode.here(cluster("*.sh", "pkg", "*.ckpt"), []).files
+    files = ssh.SentCode.here(cluster("*.sh", "pkg", "*.ckpt"), []).files
     assert files.keys() == {"train.py", "-dash", NAMES[-1], "link"}
 
 

@@ -22,7 +22,7 @@ from launcher.errors import (
 )
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import RunState
-from launcher.remote import command
+from launcher.remote import ssh
 from launcher.remote.clusters import RemoteCluster, Unreachable
 
 CLUSTER = RemoteCluster("hpc1", Path("hpc1.yaml"), "me@hpc1")
@@ -51,7 +51,7 @@ class There:
 @pytest.fixture
 def there(monkeypatch: pytest.MonkeyPatch) -> There:
     found = There()
-    monkeypatch.setattr(command, "call", found)
+    monkeypatch.setattr(ssh, "call", found)
     return found
 
 

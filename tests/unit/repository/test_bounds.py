@@ -36,11 +36,11 @@ NO_BOUNDS = {
         "reports/collect.LOG_BYTES", "reports/figures.POINTS", "reports/sections.MOST_POINTS",
         "runs/output_files.LONGEST_STATE",
         "runs/event_files._CHECKED_BYTES", "worker/debugger.SCREEN", "worker/devices.NCCL_LOG_BYTES",
-        "remote/command._MOST_ERRORS",
+        "remote/ssh._MOST_ERRORS",
     },
     "where one way is chosen, or a warning given, instead of another": {
         "checkpoint/memory_format.MOST_SHARED", "checkpoint/saving.SMALL", "checkpoint/saving.SLACK",
-        "remote/command.LARGE", "cli/doctor.FEW_INODES",
+        "remote/ssh.LARGE", "cli/doctor.FEW_INODES",
         "cli/doctor.LEAST_FILES", "runs/event_files._JOINT_PARSE_LIMIT", "search/progress.LARGEST_SHUFFLED",
     },
     "a unit, a number of the kernel or of a protocol, the size of a probe or of a table": {
@@ -49,7 +49,7 @@ NO_BOUNDS = {
         "cli/doctor.MIB", "cli/doctor.GIB",
         "diagnose/advice.GIB",
         "agent/preflight_checks.MIB", "agent/preflight_checks.WRITTEN", "agent/preflight_checks.ELEMENTS",
-        "remote/command.CHUNK",
+        "remote/ssh.CHUNK",
         "rendezvous/rounds._SIOCGIFADDR", "worker/process_group.PORTS", "worker/stop._RANKS",
     },
     "memory of a queue, or of what a person types; more is dropped": {
