@@ -27,6 +27,6 @@ A module with the name of a command has the command's `run` function; `commands`
 - `help`: `help`, `--help`, `--version`: general help, and the list of keys
 - `complete`: installs or prints the completion script of a shell; computes the completions of the word at the cursor
 - `output`: what several commands print: tables, the plan, why and how a run ended; the question before a submission
-- `progress`: how far a run is: steps, rate, time left and checkpoints, from its events; all progress bars, and
+- `run_progress`: how far a run is: steps, rate, time left and checkpoints, from its events; all progress bars, and
   progress lines without a terminal; how commands that follow runs wait for a file server
 """

@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from launcher import attach
 from launcher.attach import HELLO, SECRET, SERVED, data_message, data_of, exchange
-from launcher.cli.progress import at_breakpoints
+from launcher.cli.run_progress import at_breakpoints
 from launcher.errors import NOT_ON_PATH, RunError
 from launcher.files.folder_checks import require_own
 from launcher.formatting import name_ranks, ranges

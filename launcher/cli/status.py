@@ -21,7 +21,7 @@ from typing import Any
 from launcher.cli.cancel_and_prune import Orphan, Orphans, in_batches, short_job
 from launcher.cli.commands import remote_profiles
 from launcher.cli.output import WIDTH, cause, ending, json_text, print_columns, print_unreadable, program, table
-from launcher.cli.progress import elapsed, on_terminal, progress_of, timed, wait_until_readable
+from launcher.cli.run_progress import elapsed, on_terminal, progress_of, timed, wait_until_readable
 from launcher.cli.ssh_forward import RemoteRows
 from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.failures.messages import of_restored

@@ -27,7 +27,7 @@ from launcher.cli.output import (
     program,
     table,
 )
-from launcher.cli.progress import elapsed
+from launcher.cli.run_progress import elapsed
 from launcher.errors import ConfigError, near
 from launcher.files.folder_checks import require_own
 from launcher.formatting import cut, flat, format_time, plural, ranges

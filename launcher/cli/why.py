@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from launcher.cli.output import cause, json_text, labelled, print_unreadable, program, table
-from launcher.cli.progress import elapsed
+from launcher.cli.run_progress import elapsed
 from launcher.errors import RunError
 from launcher.formatting import format_time, plural
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, rerun, status_of

@@ -15,7 +15,7 @@ from launcher import attach as node_session
 from launcher.attach import RankProcess, RequestHandler, initial_environment
 from launcher.cli import attach as connect
 from launcher.cli.attach import _members
-from launcher.cli.progress import at_breakpoints
+from launcher.cli.run_progress import at_breakpoints
 from launcher.paths import own_module
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_files import entry

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.cli import cancel_and_prune, commands, post_mortem, status
-from launcher.cli import progress as standing
+from launcher.cli import run_progress as standing
 from launcher.cli.status import COLUMNS, Rows, runs_table
 from launcher.cli.why import explain, of_why
 from launcher.config.schema import Debug, Program

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.cli import commands
-from launcher.cli.progress import (
+from launcher.cli.run_progress import (
     Bars,
     Lines,
     Rate,
