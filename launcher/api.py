@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.config.keys import opened
-from launcher.config.overrides import element
+from launcher.config.overrides import element, opened
 from launcher.errors import (
     BAD_INPUT,
     RESUME,

@@ -29,8 +29,8 @@ from launcher.cli.output import confirm, plan_table, print_commands, print_under
 from launcher.config import compose
 from launcher.config.compose import Composed
 from launcher.config.errors import in_our_words, require_names
-from launcher.config.keys import all_keys, opened
-from launcher.config.overrides import element, key_of, quoted
+from launcher.config.keys import all_keys
+from launcher.config.overrides import element, key_of, opened, quoted
 from launcher.config.schema import MISSING, Program
 from launcher.errors import ConfigError, LauncherError, near
 from launcher.paths import resource

@@ -10,7 +10,7 @@ number of nodes of an allocation) is passed as an argument.
   (`${launcher.runs_dir:}`), how YAML is read)
 - `compose_points`: composes the configs of a sweep's points, most of them without Hydra; parses `lr=interval(...)`
 - `errors`: the error texts for overrides and files that Hydra refuses
-- `overrides`: quotes values for Hydra's override syntax
+- `overrides`: what is done to overrides as users type them, before Hydra parses them; quotes values for its syntax
 - `profiles`: finds and saves profiles of clusters, ours and the user's
 - `scheduler_table`: the table of schedulers, which names their classes and settings; entry points of other packages
 - `search_space`: the search methods, and the dimensions of a search: bounds, step, choices

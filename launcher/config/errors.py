@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config import schema
-from launcher.config.keys import Key, all_keys, as_typed, keys_of, known_keys, of_other_schedulers, workloads_with
-from launcher.config.overrides import key_of, quoted
+from launcher.config.keys import Key, all_keys, keys_of, known_keys, of_other_schedulers, workloads_with
+from launcher.config.overrides import as_typed, key_of, quoted
 from launcher.errors import ConfigError, near, program
 from launcher.paths import GROUPS, choices, resource, user_config_dir
 

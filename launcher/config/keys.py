@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from launcher.config import schema
-from launcher.config.overrides import key_of, quoted
 from launcher.config.scheduler_table import OURS, names, scheduler_of, schedulers_with, settings_class
-from launcher.errors import ConfigError
 from launcher.fast_dataclasses import Struct
 
-OWN_ARGUMENTS = ("workload.kwargs", "workload.flags", "workload.overrides")
-OF_CLUSTER = ("directives", "environment", "rank_environment", "expects", "chunk", "resources")
-OPENED = (*(f"cluster.{name}" for name in OF_CLUSTER), *OWN_ARGUMENTS)  # new keys in them need no `+`
 WORKLOADS = {
     "p2p": schema.P2P,
     "collective": schema.Collective,
@@ -29,9 +23,6 @@ WORKLOADS = {
     "program": schema.Program,
     "function": schema.Function,
 }
-_RACE = re.compile(r"^(\+*cluster\.race=)\[([^]'\"[]*)\]$")
-# What Hydra takes for a number, or for true or false
-_NO_TEXT = re.compile(r"[+-]?(?:[\d_]*\.?\d[\d_]*\.?(?:e[+-]?[\d_]+)?|inf|nan)|true|false", re.IGNORECASE)
 _hints = cache(get_type_hints)  # they are texts, which it compiles
 _FIELD = re.compile(r"    (\w+): [^#]*#(?: type: ignore\[\w+\]  #)? (.*)")
 
@@ -155,90 +146,17 @@ def known_keys(words: Iterable[str]) -> dict[str, Key]:
     return found
 
 
-def _of_cluster(key: str) -> str:
-    # `chunk` of cluster.chunk.mem; empty: a key of another section
+def of_cluster(key: str) -> str:
+    """Returns `chunk` for cluster.chunk.mem; empty: a key of another section."""
     section, _, name = key.partition(".")
     return name.partition(".")[0] if section == "cluster" else ""
 
 
 def of_other_schedulers(key: str, kind: type | None) -> str | None:
     """Returns the error about a key (`cluster.queue`) that only other schedulers than this profile's have, or None."""
-    name, scheduler = _of_cluster(key), scheduler_of(kind)
+    name, scheduler = of_cluster(key), scheduler_of(kind)
     if scheduler is None or not (owners := schedulers_with(name)):
         return None
     settings = settings_class(scheduler)
     instead = settings.INSTEAD.get(name, "leave it out") if settings else ""
     return f"cluster.{name} is a key for {' and '.join(owners)}, and the cluster is {scheduler}: {instead}"
-
-
-def require_cluster(words: Sequence[str], scheduler: str) -> None:
-    """Raises ConfigError if a key of another scheduler was typed without `cluster=`, and would be ignored (local)."""
-    settings = settings_class(scheduler)
-    if settings is None or not settings.IGNORES_OTHERS or any(key_of(word) == "cluster" for word in words):
-        return
-    for word in words:
-        own = _of_cluster(key_of(word))
-        if own and own not in settings.__dataclass_fields__ and (owners := schedulers_with(own)):
-            raise ConfigError(
-                f"{as_typed(word)}: without cluster= this runs on {scheduler}, which ignores it: add "
-                f"cluster={owners[0]}, or cluster={scheduler} if you mean that"
-            )
-
-
-def opened(words: Iterable[str]) -> list[str]:
-    """Converts overrides as users type them to Hydra's.
-
-    Adds `++` where Hydra requires it for keys not in the schema, which are names of the user's own in the sections of
-    `OPENED` (`cluster.environment.NAME=1`); quotes texts that Hydra would take for numbers and write in another way
-    (`cluster.account=2024_017`), and what is in `cluster.race=[partition=a,partition=b]`.
-    """
-    own = tuple(f"{key}{rest}" for key in OPENED for rest in (".", "={"))
-    words = [_RACE.sub(_quoted_members, _as_text(word)) for word in words]
-    return [f"++{word}" if word.startswith(own) else word for word in words]
-
-
-def _as_text(word: str) -> str:
-    key, _, value = word.partition("=")
-    parts = [each.strip() for each in value.split(",")]  # values of a multirun
-    if key.startswith("~") or set(value) & set("'\"()[]{}\\") or not any(map(_is_changed, parts)) or not _is_text(key):
-        return word
-    return f"{key}={','.join(quoted(each) if _is_changed(each) else each for each in parts)}"
-
-
-def _is_changed(value: str) -> bool:
-    if not _NO_TEXT.fullmatch(value):
-        return False
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return str(kind(value)) != value
-    return True
-
-
-def _is_text(key: str) -> bool:
-    # Not a text with a form of its own (`time=1_800`)
-    section, _, name = key.lstrip("+").rpartition(".")
-    if section in ("cluster.environment", "cluster.rank_environment"):
-        return True
-    hints = (get_type_hints(kind, include_extras=True).get(name) for kind in _kinds_of(section))
-    return next(filter(None, hints), None) in (str, str | None)
-
-
-def _kinds_of(section: str) -> Iterator[type]:
-    # One by one: the keys of other schedulers are not loaded to find one that all have
-    if section == "workload":
-        yield from WORKLOADS.values()
-    elif section == "cluster":
-        yield schema.Cluster
-        yield from filter(None, map(settings_class, names()))
-    elif isinstance(kind := get_type_hints(schema.Config).get(section) if section else schema.Config, type):
-        yield kind
-
-
-def _quoted_members(found: re.Match[str]) -> str:
-    return f"{found[1]}[{','.join(quoted(each.strip()) for each in found[2].split(','))}]"
-
-
-def as_typed(word: str) -> str:
-    """Returns an override as the user typed it, without the `++` that `opened` has added."""
-    short = word.removeprefix("++")
-    return short if opened([short]) == [word] else word

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 from launcher import io_bounds, redaction
 from launcher.binding import masks as binding
 from launcher.config import schema
-from launcher.config.overrides import key_of, quoted, texts
+from launcher.config.overrides import as_typed, key_of, quoted, texts
 from launcher.config.schema import Backend, Config, Form, LaunchMode, ResumeHow, Runtime
 from launcher.errors import ConfigError, near
 from launcher.fast_dataclasses import Struct
@@ -38,8 +38,6 @@ def name_of(script: str, *, module: bool = False) -> str:
 
 def command(program: str, overrides: Sequence[str]) -> str:
     """Returns the shell command that submits a run with these overrides: `run SCRIPT ... -- ARGUMENT` if possible."""
-    from launcher.config.keys import as_typed
-
     typed = [as_typed(each) for each in overrides]
     given = {key_of(each): each.partition("=")[2] for each in typed}
     kind = "module" if "workload.module" in given else "script"

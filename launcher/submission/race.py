@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.config.keys import all_keys, as_typed, opened
+from launcher.config.keys import all_keys
+from launcher.config.overrides import as_typed, opened
 from launcher.environment import secrets
 from launcher.errors import ConfigError, LauncherError, near
 from launcher.plan.plan import JobPlan, as_dict, keys_of, member_plan, race_token

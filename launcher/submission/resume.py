@@ -11,8 +11,7 @@ from typing import Any
 from launcher.config import compose
 from launcher.config.compose import FOR_HYDRA, Composed
 from launcher.config.errors import with_place
-from launcher.config.keys import opened, require_cluster
-from launcher.config.overrides import key_of, quoted
+from launcher.config.overrides import key_of, opened, quoted, require_cluster
 from launcher.environment import secrets, snapshot
 from launcher.environment.repository import sent_tree
 from launcher.errors import ConfigError, RunError, program

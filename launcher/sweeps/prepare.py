@@ -19,7 +19,7 @@ from typing import Any
 
 from launcher import redaction
 from launcher.config.errors import with_place
-from launcher.config.keys import require_cluster
+from launcher.config.overrides import require_cluster
 from launcher.config.schema import BestIs, Config, LaunchMode, ResumeHow
 from launcher.config.search_space import Goal, Method, Space, size
 from launcher.config.search_space import overrides as overrides_of

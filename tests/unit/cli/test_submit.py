@@ -23,7 +23,7 @@ from hydra_plugins.launcher_sweep import PointLauncher, PointSweeper, _count
 from launcher.cli import submit
 from launcher.cli.submit import CommandLine, command_line, with_program_arguments
 from launcher.config.errors import explain
-from launcher.config.keys import opened
+from launcher.config.overrides import opened
 from launcher.errors import ConfigError
 from launcher.paths import resource
 from launcher.submission import resume

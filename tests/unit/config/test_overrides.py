@@ -10,8 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from launcher.config.keys import opened
-from launcher.config.overrides import element, texts
+from launcher.config.overrides import element, opened, texts
 from launcher.config.schema import MISSING
 
 TEXTS = st.text(alphabet="ab0e \\'\"${}[](),:=\n?.-/~@", max_size=12).filter(lambda text: text != MISSING)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.config.keys import opened
+from launcher.config.overrides import opened
 from launcher.config.schema import Program, Resume, ResumeHow
 from launcher.errors import ConfigError
 from launcher.failures.codes import NextReason

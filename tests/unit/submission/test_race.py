@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.config.keys import opened
+from launcher.config.overrides import opened
 from launcher.errors import ConfigError, UnavailableError
 from launcher.files import retried_reads
 from launcher.plan.plan import JobPlan, member_plan, race_token

@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 import launcher
-from launcher.config.keys import opened
+from launcher.config.overrides import opened
 from launcher.config.schema import Function
 from launcher.errors import RunError
 from launcher.runs import event_files
