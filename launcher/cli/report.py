@@ -9,17 +9,14 @@ import time
 import webbrowser
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from launcher.cli.output import cause
-from launcher.formatting import flat, rough_size
-from launcher.monitoring.run_status import JobMonitor, all_statuses
-from launcher.monitoring.sweep_status import point_statuses
-from launcher.redaction import redact_override
+from launcher.formatting import rough_size
+from launcher.monitoring.run_status import all_statuses
 from launcher.reports import sections
-from launcher.reports.collect import RunData, collect, curves
-from launcher.reports.sections import MOST_CURVES, Page, SweepPoint, by_objective, sweep_page
+from launcher.reports.collect import collect, collect_points
+from launcher.reports.sections import Page, sweep_page
 from launcher.runs.lookup import find_either
 from launcher.runs.sweep_directory import Sweep
 from launcher.search.progress import look
@@ -60,19 +57,6 @@ def run(arguments: Namespace) -> int:
 
 
 def _sweep(sweep: Sweep) -> Page:
-    manifest, points = sweep.manifest(), []
-    for seen in point_statuses(sweep, JobMonitor()):
-        run = seen.point.run
-        metrics = flat(run.result() or {})
-        data = RunData(run.id, str(run.path), seen.state, None, {}, result=metrics) if run.attempts() else None
-        overrides = tuple(map(redact_override, seen.point.overrides))
-        points.append(SweepPoint(str(seen.point.index), overrides, seen.state, data))
-    # The events of thousands of points would not fit into memory.
-    goal = manifest.objective[0] if manifest.objective else None
-    best = [each for each in by_objective(points, goal, manifest.best_is) if each.run][:MOST_CURVES]
-    for each in best:
-        assert each.run is not None
-        found = tuple(curves(attempt.events() for attempt in sweep.run(int(each.name)).attempts()))
-        points[int(each.name)] = replace(each, run=replace(each.run, curves=found))
+    manifest, points = sweep.manifest(), collect_points(sweep)
     search = look(sweep) if manifest.search else None
     return sweep_page(sweep.id, points, manifest.objective, manifest.best_is, str(sweep.path), time.time(), search)

@@ -3,7 +3,8 @@
 The page needs no network: it contains plotly's JavaScript, and its content security policy allows only the page's own
 scripts, and no requests. All text from a run directory, such as host names and log lines, is escaped.
 
-- `collect`: reads a run directory into RunData: attempts, metrics, results; the only module that reads runs;
+- `collect`: reads a run directory into RunData: attempts, metrics, results; of a sweep all results, and the events of
+  the best points; the only module that reads runs;
   results of benchmarks (`p2p`, `collective`) as curves
 - `timeline`: spans and moments of the timeline of a run, from its events
 - `figures`: all figures, and the words for numbers

@@ -1,11 +1,11 @@
-"""Collects what a report shows of a run: its attempts, events, timeline, curves and results."""
+"""Collects what a report shows of a run (attempts, events, timeline, curves, results), and of the points of a sweep."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from launcher.errors import RunError
 from launcher.files.json_types import misfit
 from launcher.files.retried_reads import read_json, unwrap
 from launcher.formatting import clean, flat, long_size
-from launcher.monitoring.run_status import RunState, RunStatus
+from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus
+from launcher.monitoring.sweep_status import placed, point_statuses
 from launcher.redaction import redact_override
 from launcher.reports.timeline import Entry, Timeline, timeline
 from launcher.runs import directory
@@ -22,6 +23,7 @@ from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.runs.history import journal_events, remarks
 from launcher.runs.output_files import tail
+from launcher.runs.sweep_directory import Sweep
 
 # -- Reads a run directory into one object. No other module of the report reads files of a run
 # Files may be incomplete, damaged or of another version: the page shows what can be read, and lists what cannot.
@@ -122,6 +124,47 @@ def _log(run: Run) -> tuple[str, ...]:
     while lines and not lines[-1].strip():
         lines.pop()
     return tuple(clean(line)[:LONGEST_LINE] for line in lines[-LOG_LINES:])
+
+
+# -- Reads the points of a sweep: the results of all, and the events of the best
+
+
+MOST_CURVES = 40  # only the best so many points have training curves
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    name: str  # the point's number
+    overrides: tuple[str, ...]  # without the values of secrets
+    state: str  # as in `status`
+    run: RunData | None = None  # None: the point has not started
+
+    def metric(self, name: str) -> float | None:
+        """Returns a metric of the point's result; None: it has no such finite number."""
+        return finite((self.run.result or {}).get(name)) if self.run is not None else None
+
+
+def collect_points(sweep: Sweep) -> list[SweepPoint]:
+    """Reads the points of a sweep, in their order; raises RunError."""
+    manifest, points = sweep.manifest(), list[SweepPoint]()
+    for seen in point_statuses(sweep, JobMonitor()):
+        run = seen.point.run
+        metrics = flat(run.result() or {})
+        data = RunData(run.id, str(run.path), seen.state, None, {}, result=metrics) if run.attempts() else None
+        overrides = tuple(map(redact_override, seen.point.overrides))
+        points.append(SweepPoint(str(seen.point.index), overrides, seen.state, data))
+    # The events of thousands of points would not fit into memory.
+    goal = manifest.objective[0] if manifest.objective else None
+    for each in [each for each in by_objective(points, goal, manifest.best_is) if each.run][:MOST_CURVES]:
+        assert each.run is not None
+        found = tuple(curves(attempt.events() for attempt in sweep.run(int(each.name)).attempts()))
+        points[int(each.name)] = replace(each, run=replace(each.run, curves=found))
+    return points
+
+
+def by_objective(points: Sequence[SweepPoint], objective: str | None, best_is: str) -> list[SweepPoint]:
+    """Returns the points by their objective, the best (`max`, `min`) first, those without a value last."""
+    return sorted(points, key=lambda each: placed(each.metric(objective or ""), largest_first=best_is == "max"))
 
 
 # -- Makes curves of a training's metrics over steps from its events

@@ -20,13 +20,16 @@ from launcher.errors import LauncherError, program
 from launcher.failures import messages
 from launcher.files import safe_io
 from launcher.formatting import clean, flat, long_size, plural, si
-from launcher.monitoring.sweep_status import LIVE, placed
+from launcher.monitoring.sweep_status import LIVE
 from launcher.plan import build
 from launcher.redaction import HIDDEN, is_secret, public
 from launcher.reports.collect import (
     MEASURES,
+    MOST_CURVES,
     Row,
     RunData,
+    SweepPoint,
+    by_objective,
     finite,
     mapping,
     measured,
@@ -405,22 +408,9 @@ def _measure(value: float | None, unit: str) -> str:
 # -- Makes the page of a sweep: best point, table of all points, training curves
 
 
-MOST_CURVES = 40  # only the best so many points have training curves
 FIRST_ROWS = 40  # rows of the table that is always open; a longer one with all rows is folded
 MOST_POINTS = 10_000  # rows of that table: of 100,000 points, the page would have 30 MB
 MOST_METRICS = 8  # columns of the table, in addition to the objective
-
-
-@dataclass(frozen=True)
-class SweepPoint:
-    name: str  # the point's number
-    overrides: tuple[str, ...]  # without the values of secrets
-    state: str  # as in `status`
-    run: RunData | None = None  # None: the point has not started
-
-    def metric(self, name: str) -> float | None:
-        """Returns a metric of the point's result; None: it has no such finite number."""
-        return finite((self.run.result or {}).get(name)) if self.run is not None else None
 
 
 def sweep_page(
@@ -461,11 +451,6 @@ def search_section(settings: SearchSettings, found: SearchProgress) -> Section:
     tables = [Table(tuple(map(str.lower, head)), rungs)] if rungs else []
     note = " ".join(f"{text[0].upper()}{text[1:]}." for text in described(settings, found))
     return Section("Search", note, tables=tables)
-
-
-def by_objective(points: Sequence[SweepPoint], objective: str | None, best_is: str) -> list[SweepPoint]:
-    """Returns the points by their objective, the best (`max`, `min`) first, those without a value last."""
-    return sorted(points, key=lambda each: placed(each.metric(objective or ""), largest_first=best_is == "max"))
 
 
 def _points_section(

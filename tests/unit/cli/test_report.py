@@ -9,6 +9,7 @@ import pytest
 
 from launcher.cli import report
 from launcher.cli.report import has_browser
+from launcher.reports import collect
 from launcher.runs import event_files
 from launcher.runs.directory import Attempt
 from launcher.runs.events import Progress
@@ -43,7 +44,7 @@ def test_of_a_sweep_only_the_events_of_points_with_curves_are_read(
             event_files.append(sweep.run(index).attempts()[0].events_file("rank-0"), progress)
     read, events = [], Attempt.events
     monkeypatch.setattr(Attempt, "events", lambda self: read.append(self.run.path.name) or events(self))
-    monkeypatch.setattr(report, "MOST_CURVES", 2)
+    monkeypatch.setattr(collect, "MOST_CURVES", 2)
     page = report._sweep(sweep)
     assert read == ["1", "2"]
     assert [section.title for section in page.sections] == ["Points", "Training"]

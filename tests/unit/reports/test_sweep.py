@@ -10,8 +10,8 @@ import pytest
 
 from launcher.config.search_space import Dimension, Goal, Method
 from launcher.reports import sections
-from launcher.reports.collect import Curve, RunData
-from launcher.reports.sections import Page, SweepPoint, by_objective, sweep_page
+from launcher.reports.collect import Curve, RunData, SweepPoint, by_objective
+from launcher.reports.sections import Page, sweep_page
 from launcher.runs.sweep_directory import Journal, SearchSettings, TrialRecord, TrialState
 from launcher.search.progress import progress_of
 
