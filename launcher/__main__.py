@@ -9,9 +9,6 @@ import sys
 
 from launcher.files import permission_bits
 
-ABOUT = {"-h", "--help", "--version"}
-IN_FRONT = ("-m", "--multirun", "--yes")  # options without a value; a command may follow them
-
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command line and returns its exit code (listed in launcher/errors.py)."""
@@ -34,10 +31,11 @@ def main(argv: list[str] | None = None) -> int:
 def _report_errors(arguments: list[str]) -> int:
     # Prints errors that the user can fix without a traceback
     # Nothing may be imported before the check of the working folder
+    from launcher.cli import commands
     from launcher.errors import DONE, FAILED, INTERRUPTED, LauncherError
 
     try:
-        code = _run(arguments)
+        code = commands.main(arguments)
         sys.stdout.flush()  # here, so that a full disk is reported below
         return code
     except LauncherError as error:
@@ -61,22 +59,6 @@ def _report_errors(arguments: list[str]) -> int:
         return FAILED
     finally:
         gc.freeze()  # or the collector runs once more at exit
-
-
-def _run(arguments: list[str]) -> int:
-    at = next((at for at, word in enumerate(arguments) if word not in IN_FRONT), len(arguments))
-    if at < len(arguments) and not arguments[at].startswith(("-", "~")) and "=" not in arguments[at]:
-        from launcher.cli import commands
-
-        return commands.main([arguments[at], *arguments[:at], *arguments[at + 1 :]])
-    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    if not arguments or not ABOUT.isdisjoint(ours):
-        from launcher.cli import help
-
-        return help.show_for(ours)
-    from launcher.cli import submit
-
-    return submit.main(arguments)
 
 
 def _discard_output() -> None:

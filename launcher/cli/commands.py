@@ -64,6 +64,8 @@ NAMES = "its id, a unique prefix of the id, `latest`, or its directory"
 RUN = f"a run or a point of a sweep (SWEEP/7): {NAMES}"
 EITHER = f"a run, a sweep, or a point of a sweep (SWEEP/7): {NAMES}"
 RUN_USAGE = "run [-m] SCRIPT [KEY=VALUE ...] [-- ARGUMENT ...]"
+ABOUT = {"-h", "--help", "--version"}
+IN_FRONT = ("-m", "--multirun", "--yes")  # options without a value; a command may follow them
 PRUNABLE = ("done", "pruned", "stopped", "failed", "cancelled", "lost")
 # The actions of commands that have several, with the line that the help shows of each below the options.
 ACTIONS: Mapping[str, Mapping[str, str]] = {
@@ -161,7 +163,17 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(arguments: list[str]) -> int:
-    name, *words = arguments
+    """Runs a command line: a command, which IN_FRONT may precede; a text about all; else KEY=VALUE, which submits."""
+    at = next((at for at, word in enumerate(arguments) if word not in IN_FRONT), len(arguments))
+    if at < len(arguments) and not arguments[at].startswith(("-", "~")) and "=" not in arguments[at]:
+        return _run(arguments[at], [*arguments[:at], *arguments[at + 1 :]])
+    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if not arguments or not ABOUT.isdisjoint(ours):
+        return int(importlib.import_module("launcher.cli.help").show_for(ours))
+    return int(importlib.import_module("launcher.cli.submit").main(arguments))
+
+
+def _run(name: str, words: list[str]) -> int:
     if name not in COMMANDS:
         if os.path.isfile(name):
             raise ConfigError(f"{name} is a file, and no command: `{program()} run {shlex.quote(name)}` runs it")

@@ -170,18 +170,16 @@ def test_a_look_reads_one_file_of_an_agent_that_has_not_answered(
 ) -> None:
     from launcher.cli import attach
 
-    read, parsed = list[str](), node_session.read_reply
-    monkeypatch.setattr(node_session, "read_reply", lambda path: read.append(path.name) or parsed(path))
+    found, parsed = list[object](), node_session.read_reply
+    monkeypatch.setattr(node_session, "read_reply", lambda path: found.append(parsed(path)) or found[-1])
 
     def wait(poll: Callable[[], object]) -> object:
         for place in (4, 0, 2, 3, 1):
-            read.clear()
-            if found := poll():
-                return found
-            assert len(read) == 1
+            found.clear()
+            assert not poll()
+            assert found.count(None) == 1
             (folder,) = attempt.path.glob("attach/*")
             node_session.write_reply(folder / f"member-{place}", "[]")
-        read.clear()
         return poll()
 
     monkeypatch.setattr(attach, "wait_until", wait)
