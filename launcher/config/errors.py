@@ -72,6 +72,8 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
     if match := re.search(r"Could not (?:override|append to config) '([^'=]+)", text):
         key = match[1].lstrip("+")
         return of_other_schedulers(key, kind) or _unknown_key(key, arguments)
+    if match := re.search(r"Could not delete from config\. '([^']+)' does not exist", text):
+        return f"~{match[1]}: there is no key {match[1]!r} that could be removed"
     if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
         key, value = match[1].lstrip("+"), match[2]
         as_list, as_text = shlex.quote(f"{key}=[{value}]"), shlex.quote(f'{key}="{value}"')
