@@ -520,7 +520,7 @@ def _lock(place: Path) -> None:
 
 
 _ATTEMPTS: dict[str, Callable[[Path], None]] = {
-    "a private folder": _private, "an atomic rename": _rename, "links": _link, "flock": _lock,
+    "a private folder": _private, "an atomic rename": _rename, "a link": _link, "flock": _lock,
 }  # fmt: skip
 
 

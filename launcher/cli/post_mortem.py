@@ -20,7 +20,7 @@ from launcher.diagnose.verdict import EndedAttempt
 from launcher.errors import DONE, FAILED, RunError
 from launcher.failures import error_patterns, messages, tracebacks
 from launcher.failures.codes import EndKind, FaultCode
-from launcher.formatting import clean, name_ranks, plural, ranges, rough_size
+from launcher.formatting import clean, cut, name_ranks, plural, ranges, rough_size
 from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunStatus, or_damaged, rerun, status_of
 from launcher.plan.plan import JobPlan
 from launcher.runs import user_checkpoints
@@ -31,6 +31,7 @@ from launcher.runs.lookup import find
 from launcher.runs.output_files import rank_files, rank_logs, start_of, tail
 
 LAST_LINES = 10  # last lines of the failed rank's log that are shown
+LONGEST_LINE = 500  # characters of each; --json has all of it
 LOOK = 3.0  # seconds in which files that a program has saved are looked for
 MOST_RESTARTS = 10  # newest ones of an attempt that are shown
 MOST_STACKS = 20  # different ones of a hang that are shown
@@ -159,7 +160,7 @@ def _of(seen: RunStatus, examined: Mapping[str, Any]) -> Iterator[str]:
     if examined["log"]:
         yield f"\nLast output of rank {examined['rank']}:"
         for line in examined["log"]:
-            yield f"  {clean(line)}"
+            yield f"  {cut(clean(line), LONGEST_LINE)}"
     stacks = sorted(examined["stacks"], key=lambda stack: len(stack["ranks"]))  # a few ranks hold up all others
     for stack in stacks[:MOST_STACKS]:
         yield f"\nStack of {name_ranks(stack['ranks'])}, the newest frame first:"

@@ -155,6 +155,14 @@ def test_a_program_of_its_own_has_its_traceback_in_its_log_only(made: Run, call:
     assert told["cause"] == "rank 1 on node2: exited with code 1: ValueError: no"
 
 
+def test_a_long_line_of_output_is_cut(made: Run, call: Call) -> None:
+    logs = attempt(made, rank=1, code="exited", exit_code=1).logs
+    write(logs / "rank-1.err", "x" * 20_000)
+    _, shown = call("a")
+    assert f"\nLast output of rank 1:\n  {'x' * 497}...\n" in f"{shown}\n"
+    assert verdict(call)["log"] == ["x" * 20_000]
+
+
 def test_all_commands_tell_the_same_line(made: Run, call: Call) -> None:
     attempt(made, rank=1, code="signalled", signal="SIGKILL", memory={"kills": 1})
     line = cause(run_status.status_of(made, run_status.JobMonitor()))

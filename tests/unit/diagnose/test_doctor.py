@@ -244,7 +244,7 @@ def test_space_is_judged(space: tuple[str, int, int | None], queued: bool, level
         (((), 0.0, 0.1), OK),
         (((), 90.0, 0.1), WARNING),
         (((("flock", "No locks available"),), 0.0, 0.1), WARNING),
-        (((("flock", "No locks"), ("links", "Operation not permitted")), 0.0, 0.1), PROBLEM),
+        (((("flock", "No locks"), ("a link", "Operation not permitted")), 0.0, 0.1), PROBLEM),
     ],
 )
 def test_what_a_folder_does_is_judged(tried: tuple[Any, float, float], level: Level) -> None:
@@ -264,7 +264,7 @@ def test_what_fails_in_a_folder_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(os, "link", refuse)
-    assert doctor.try_out(tmp_path)[0] == [("links", "Operation not supported")]
+    assert doctor.try_out(tmp_path)[0] == [("a link", "Operation not supported")]
     tmp_path.chmod(0o777)
     assert any("others can write" in each.says for each in doctor.probe_folder(tmp_path, queued=False))
 
