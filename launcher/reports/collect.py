@@ -140,8 +140,8 @@ class SweepPoint:
     run: RunData | None = None  # None: the point has not started
 
     def metric(self, name: str) -> float | None:
-        """Returns a metric of the point's result; None: it has no such finite number."""
-        return finite((self.run.result or {}).get(name)) if self.run is not None else None
+        """Returns a metric of the point's result; None: it has no such finite number, or the point is not done."""
+        return finite((self.run.result or {}).get(name)) if self.run is not None and self.state == "done" else None
 
 
 def collect_points(sweep: Sweep) -> list[SweepPoint]:

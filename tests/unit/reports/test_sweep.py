@@ -28,7 +28,7 @@ def point(number: int, rate: str, accuracy: Any, state: str = "done", **more: st
 
 def some() -> list[SweepPoint]:
     waiting = SweepPoint("3", ("workload=ddp_mnist", "workload.lr=1"), "waiting")
-    return [point(0, "0.01", 0.7), point(1, "0.1", 0.9), point(2, "0.001", None, "failed"), waiting]
+    return [point(0, "0.01", 0.7), point(1, "0.1", 0.9), point(2, "0.001", 0.95, "failed"), waiting]
 
 
 def numbers(points: list[SweepPoint]) -> list[str]:
