@@ -81,7 +81,7 @@ MOST_PROBLEMS = 20  # messages of `problems`; further ones are only counted
 UNWRITTEN = 1000  # newest events that are kept in memory until they can be written
 SECRET = "secret"  # noqa: S105  name of the secret's file; see `files.folder_checks`
 _WITHOUT_RECORD = {"submitit", "attempts", "code", SECRET}  # names that may exist before the record does
-_UNFINISHED = (".record.json.", ".code-", "lib-", f".{SECRET}.")  # prefixes of further such names, mostly temporary
+_UNFINISHED = (".record.json.", ".code-", "lib-", f".{SECRET}.", ".submitting")  # prefixes of more, mostly temporary
 
 if TYPE_CHECKING:
     from launcher.plan.plan import JobPlan

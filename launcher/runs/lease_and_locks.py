@@ -44,14 +44,20 @@ _LOCKED = (errno.EWOULDBLOCK, errno.EACCES)
 
 @contextlib.contextmanager
 def acquire(path: Path, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """Holds the lock of a file, made if missing, in the block, and in programs that it starts; waits for it first."""
-    with _open(path) as file:
-        os.set_inheritable(file.fileno(), True)
-        if not _flock(file, path, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            if waiting is not None:
-                waiting()
-            _flock(file, path, fcntl.LOCK_EX)
-        yield
+    """Holds the lock of a file, made if missing, in the block, and in programs that it starts; waits for it first.
+
+    Raises FileNotFoundError: the file's folder is gone, maybe since this process waits.
+    """
+    while True:
+        with _open(path) as file:
+            os.set_inheritable(file.fileno(), True)
+            if not _flock(file, path, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                if waiting is not None:
+                    waiting()
+                _flock(file, path, fcntl.LOCK_EX)
+            if _is_at(path, file):  # else it was removed while this process waited, and another one is locked there
+                yield
+                return
 
 
 @contextlib.contextmanager
@@ -72,6 +78,10 @@ def _open(path: Path) -> IO[str]:
     if descriptor is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     return open(descriptor, "r+")
+
+
+def _is_at(path: Path, file: IO[str]) -> bool:
+    return bool(unwrap(retry_read(lambda: os.path.samestat(os.fstat(file.fileno()), os.stat(path)), path)))
 
 
 def _flock(file: IO[str], path: Path, how: int) -> bool:

@@ -23,6 +23,7 @@ from launcher.environment import repository, snapshot
 from launcher.environment import secrets as secret
 from launcher.errors import ConfigError, SubmissionError, UnavailableError, explain
 from launcher.fast_dataclasses import Struct
+from launcher.files import safe_io
 from launcher.formatting import clean
 from launcher.paths import default_runs_dir
 from launcher.plan.plan import JobPlan, keys_of
@@ -67,22 +68,18 @@ def submit(
 def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str], *, by_hand: bool) -> SubmittedRun:
     plan = prepared.plan
     run = Run(Path(plan.run_dir))
-    resumed = run.recorded()
-    if resumed:
-        run.require_private()
-    else:  # new, or its submitter was killed before it submitted anything
-        try:
-            with refusals_of_the_system(run, plan, prepared.token):
-                _make(run, prepared, config, overrides)
-        except SubmissionRefused:
-            _remove_unrecorded(run)
-            raise
-    with only_submitter(run.path):
-        require_same(run, plan)  # another process may have submitted it at the same time
+    if not run.recorded():
+        require_commands(plan)
+    public = redacted_record(prepared, config, overrides)
+    with _only_submitter(run, prepared):
+        if resumed := run.recorded():  # maybe since a moment ago, by another process
+            run.require_private()
+            require_same(run, plan)
+        else:  # new, or its submitter was killed before it submitted anything
+            _record(run, prepared, *public)
         run.link(default_runs_dir(), latest=False)  # now: commands must find it if the scheduler's answer is lost
         if job_id := read_history(run).job_id:
             return SubmittedRun(run, job_id, again=True)
-        resumed = resumed or tried(run, prepared.token)  # by a process that held the lock before
         try:
             with interrupted(run), refusals_of_the_system(run, plan, prepared.token):
                 started = start(run, plan, prepared.token, resumed, by_hand=by_hand)
@@ -97,6 +94,20 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
             ) from None
     run.link(default_runs_dir())
     return started
+
+
+@contextlib.contextmanager
+def _only_submitter(run: Run, prepared: Prepared) -> Iterator[None]:
+    # Makes the run's folder if it is not there: another process, which was refused, may remove it while this one waits
+    with contextlib.ExitStack() as held:
+        while True:
+            with refusals_of_the_system(run, prepared.plan, prepared.token):
+                if not run.recorded():
+                    Run.create(run.path)
+            with contextlib.suppress(FileNotFoundError):
+                held.enter_context(only_submitter(run.path))
+                break
+        yield
 
 
 @contextlib.contextmanager
@@ -139,26 +150,21 @@ def tried(run: Run, token: str) -> bool:
 
 def remove(run: Run) -> None:
     """Removes the directory of a run, or of a sweep, that was not submitted after all."""
-    shutil.rmtree(run.path, ignore_errors=True)
+    gone = run.path.with_name(safe_io.temporary_name(run.path.name))
+    with contextlib.suppress(OSError):  # at once: another process may be making it again
+        run.path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
     live_runs_index.discard(run.path)
     run.unlink(default_runs_dir())
 
 
-def _remove_unrecorded(run: Run) -> None:
-    if not run.recorded():
-        remove(run)
-
-
-def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    plan = prepared.plan
-    require_commands(plan)
-    public = redacted_record(prepared, config, overrides)
-    Run.create(run.path)  # a folder that it refuses is somebody else's, and is not removed
+def _record(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
     try:
-        snapshot.take(plan)
-        write_record(run, prepared, *public)
-    except ConfigError:
-        _remove_unrecorded(run)
+        with refusals_of_the_system(run, prepared.plan, prepared.token):
+            snapshot.take(prepared.plan)
+            write_record(run, prepared, config, overrides)
+    except (ConfigError, SubmissionRefused):
+        remove(run)
         raise
 
 

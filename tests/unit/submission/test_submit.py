@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from launcher.config.schema import P2P, Checkpoint, Limits, Resume, ResumeHow
-from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
 from launcher.processes import Process
 from launcher.runs import event_files, lease_and_locks
@@ -185,23 +184,33 @@ def test_a_job_that_another_process_could_not_note_is_found_by_one_that_waited_f
             full_for("submitted", disk)
             handed_over(tmp_path)
 
-    after(submission, "_make", monkeypatch, other)
+    after(Run, "create", monkeypatch, other)
     assert handed_over(tmp_path).job_id == "100"
     assert len(stand_in.jobs()) == 1
 
 
-def test_a_run_that_another_process_has_submitted_meanwhile_is_not_removed(
+def test_of_two_commands_at_the_same_moment_one_says_what_runs(
     tmp_path: Path, stand_in: SlurmStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def other() -> None:
-        handed_over(tmp_path)
-        raise ConfigError("the code changed while it was copied")
-
-    after(snapshot, "take", monkeypatch, other)
-    with pytest.raises(ConfigError, match="while it was copied"):
-        handed_over(tmp_path)
-    assert handed_over(tmp_path).job_id == "100"
+    after(Run, "create", monkeypatch, lambda: handed_over(tmp_path, time="2h"))
+    with pytest.raises(ConfigError, match="a is there already with other values of time"):
+        handed_over(tmp_path, time="1h")
+    assert Run(tmp_path / "runs" / "a").plan().time == 7200
     assert len(stand_in.jobs()) == 1
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_run_whose_first_submitter_was_refused_is_made_by_the_one_that_waited(
+    refused: bool, tmp_path: Path, stand_in: SlurmStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other() -> None:
+        submission.remove(Run(tmp_path / "runs" / "a"))
+        if not refused:  # a third one
+            Run.create(tmp_path / "runs" / "a")
+
+    after(lease_and_locks, "_flock", monkeypatch, other)
+    assert handed_over(tmp_path).job_id == "100"
+    assert [each.name for each in (tmp_path / "runs").iterdir() if each.is_dir() and each.name[:2] == ".a"] == []
 
 
 @pytest.mark.parametrize(
