@@ -63,13 +63,15 @@ def places_of(plan: JobPlan, place: topology.Topology) -> list[Place]:
     return [Place(host=place.hosts[node], node=node, task=task) for task, node in enumerate(nodes)]
 
 
-def set_network(plan: JobPlan, host: str) -> None:
+def set_network(plan: JobPlan, host: str, events: Events) -> None:
     """Sets gloo's and NCCL's interface to cluster.interface."""
     if plan.cluster.interface:
         known = [name for _, name in socket.if_nameindex()]
         if missing := [name for name in plan.cluster.interface.split(",") if name not in known]:
             problem = f"no network interface {', '.join(missing)} (cluster.interface); there are {', '.join(known)}"
-            raise RendezvousError(Fault(code=FaultCode.REFUSED, host=host, error=problem))
+            fault = Fault(code=FaultCode.REFUSED, host=host, error=problem, ends_with=errors.NO_RETRY)
+            events(fault)
+            raise AttemptFailed(fault, errors.NO_RETRY, decides=plan.min_nodes == plan.nodes)
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, plan.cluster.interface)
 
@@ -97,6 +99,7 @@ def run(run_dir: str) -> dict[str, Any]:
             fault = Fault(code=FaultCode.NO_FOLDER, host=host, error=plan.no_workdir, ends_with=errors.NO_RETRY)
             events(fault)
             raise AttemptFailed(fault, errors.NO_RETRY, decides=plan.min_nodes == plan.nodes)
+        set_network(plan, host, events)
         _require_open_files(plan, place, events)
         return _Agent(plan, attempt, place, events, signals).run()
     except AttemptOver as over:
@@ -255,7 +258,6 @@ class _Agent:
         # Before the rendezvous, since an agent sends no heartbeats during imports.
         preload(self._plan.workload.entry, self._plan)
         history, rendezvous = self._connection.first(preflight=self._plan.preflight)
-        set_network(self._plan, self.own.host)
         if rendezvous.place_of(self.own.index) == 0:
             self._count_death()
         while True:
@@ -346,8 +348,8 @@ class _Agent:
         try:
             ranks, bound = self._binder.bind(rendezvous.members, place, ranks)
         except BindingRefused as error:
-            fault = Fault(code=FaultCode.REFUSED, host=self.own.host, error=str(error), ends_with=error.exit_code)
-            raise RendezvousError(fault) from None
+            fault = Fault(code=FaultCode.REFUSED, error=str(error), ends_with=error.exit_code)
+            raise self._cannot_start(rendezvous, fault) from None
         self._events(bound)
         own = {name: value for name, value in os.environ.items() if name not in AGENTS_OWN}
         context.environments = [
@@ -402,15 +404,17 @@ class _Agent:
 
     def _cannot_start(self, rendezvous: Rendezvous, fault: Fault) -> AttemptFailed:
         own, leader = self.own, rendezvous.members[0]
+        code = fault.ends_with or errors.RESUME
+        kind = RoundEnd.NO_RETRY if code == errors.NO_RETRY else RoundEnd.LOST_NODE
         fault = replace(fault, host=own.host, node=own.node_rank, accused=(Accused(host=own.host),), step=-1)
-        failure = RoundFailure(RoundEnd.LOST_NODE, fault, leader.index, listens=True, lost=(own.index,))
+        failure = RoundFailure(kind, fault, leader.index, listens=True, lost=(own.index,))
         self._connection.send(failure.message())
         coordinator = self._connection.coordinator
         if coordinator is None:  # the leader writes the event, and decides the attempt's exit code
-            return AttemptFailed(fault, errors.RESUME, ours=False, decides=not self._connection.elastic)
+            return AttemptFailed(fault, code, ours=False, decides=not self._connection.elastic)
         self._events(fault)
         continues = coordinator.verdict is not None and coordinator.verdict.restarts
-        return AttemptFailed(fault, errors.RESUME, decides=not continues)
+        return AttemptFailed(fault, code, decides=not continues)
 
     def _next(self, outcome: NextRound, before: Rendezvous) -> tuple[History, Rendezvous]:
         history = outcome.history

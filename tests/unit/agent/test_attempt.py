@@ -21,7 +21,7 @@ from launcher.agent import attempt as module
 from launcher.agent.__main__ import main
 from launcher.agent.attempt import Binder, failed_by
 from launcher.agent.leader_connection import AskedToStop, AttemptOver, NobodyLeads, Overtaken, Signals
-from launcher.agent.policy import AttemptFailed, Done, History, NextRound
+from launcher.agent.policy import AttemptFailed, Done, History, NextRound, RoundEnd
 from launcher.agent.preflight import PreflightVerdict
 from launcher.agent.workers import StartError
 from launcher.errors import RunError, UnavailableError
@@ -433,6 +433,41 @@ def test_a_node_that_cannot_work_ends_without_a_traceback(script: Script, tmp_pa
     assert [(each.code, each.error) for each in faults(tmp_path)] == [
         (FaultCode.AGENT, "[Errno 24] Too many open files")
     ]
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_binding_that_one_node_refuses_ends_the_run_of_all(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leads: bool
+) -> None:
+    plan = bare_plan(nodes=3, min_nodes=3, run_dir=str(tmp_path), workdir=str(tmp_path), launch={"bind": "map:9"})
+    monkeypatch.setattr(directory.Run, "plan", lambda self: plan)
+    connect = module.LeaderConnection
+
+    def connected(own: Member, **how: Any) -> Any:
+        connection: Any = connect(own, **how)
+        connection.elastic = False
+        connection.coordinator = SimpleNamespace(verdict=None) if leads else None
+        return connection
+
+    monkeypatch.setattr(module, "LeaderConnection", connected)
+    with pytest.raises(AttemptFailed, match=r"launch\.bind gives local rank 0 the CPUs 9") as failed:
+        module.run(str(tmp_path))
+    assert (failed.value.exit_code, failed.value.decides) == (errors.NO_RETRY, True)
+    (told,) = script.connection.sent
+    assert told["failure"]["kind"] == RoundEnd.NO_RETRY.value
+
+
+@pytest.mark.parametrize(("least", "decides"), [(3, True), (2, False)])
+def test_a_node_without_the_interface_says_so_before_it_meets_the_others(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int, decides: bool
+) -> None:
+    fields = {"run_dir": str(tmp_path), "workdir": str(tmp_path), "cluster": {"interface": "ib99"}}
+    plan = bare_plan(nodes=3, min_nodes=least, **fields)
+    monkeypatch.setattr(directory.Run, "plan", lambda self: plan)
+    with pytest.raises(AttemptFailed, match="no network interface ib99") as failed:
+        module.run(str(tmp_path))
+    assert (failed.value.exit_code, failed.value.decides, script.calls) == (errors.NO_RETRY, decides, [])
+    assert [each.ends_with for each in faults(tmp_path)] == [errors.NO_RETRY]
 
 
 def test_a_store_whose_process_cannot_be_forked_is_told(script: Script, tmp_path: Path) -> None:
