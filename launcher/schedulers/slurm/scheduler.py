@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from launcher.plan.plan import JobPlan
     from launcher.runs.directory import Run
 
+REQUEUES = 60.0  # seconds in which a requeue is asked for again if its answer is lost
 ASKED_FOR = 10.0  # seconds for which an ending job asks again if squeue gives no answer; Slurm kills it after 30
 
 
@@ -91,16 +92,22 @@ class SlurmScheduler(base.FolderQueue):
         return {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}  # of this job
 
     def requeue(self, job_id: str) -> None:
-        slurm = Slurm(base.JOB_TIMEOUT)
-        try:
-            slurm.requeue(job_id)
-        except base.AnswerLost as lost:
+        slurm, lost, running = Slurm(base.JOB_TIMEOUT), False, False
+        problem = base.QueryError("")
+        for _ in backoff(REQUEUES, 1.0):
             try:
+                slurm.requeue(job_id)
+                return
+            except base.QueryError as error:
+                lost, problem = lost or isinstance(error, base.AnswerLost), error
+            if not lost:
+                raise problem
+            with contextlib.suppress(base.QueryError):
                 state, _ = slurm.state_and_reason(job_id)
-            except base.QueryError:
-                raise lost from None
-            if state == "RUNNING":
-                raise base.QueryError(str(lost)) from None
+                running = state == "RUNNING"
+                if not running:  # it was requeued after all, and this process ends soon
+                    return
+        raise base.QueryError(str(problem)) if running else base.AnswerLost(str(problem))
 
     def preempted(self, job_id: str) -> float | None:
         return Slurm(base.JOB_TIMEOUT).preempted(job_id)

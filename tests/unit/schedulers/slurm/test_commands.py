@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.failures.codes import NextReason
+from launcher.files import retried_reads
 from launcher.plan.limits import NodeGroup
 from launcher.schedulers.ask_and_submit import NoAnswer, SubmissionRefused, submit_once
 from launcher.schedulers.base import AnswerLost, JobState, QueryError, SchedulerJob
@@ -28,6 +29,7 @@ from launcher.schedulers.slurm.client import (
 )
 from launcher.schedulers.slurm.limits import Partition, parse_partitions, partitions_of
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
+from tests.unit.clock import Clock
 from tests.unit.plans import plan_of
 
 MIB = 1024**2
@@ -376,8 +378,9 @@ LOST = "echo 'Socket timed out on send/recv operation' >&2; exit 1"
     ],
 )
 def test_a_requeue_whose_answer_is_lost_is_looked_for(
-    commands: Path, scontrol: str, squeue: str, error: type[Exception] | None
+    commands: Path, scontrol: str, squeue: str, error: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(scheduler, "REQUEUES", 0.01)
     put(commands, "scontrol", scontrol)
     put(commands, "squeue", squeue)
     if error is None:
@@ -386,6 +389,19 @@ def test_a_requeue_whose_answer_is_lost_is_looked_for(
     with pytest.raises(QueryError) as raised:
         SlurmScheduler().requeue("7")
     assert type(raised.value) is error
+
+
+@pytest.mark.parametrize("squeue", ["echo 'RUNNING|None'", "exit 1"])
+def test_a_requeue_that_a_busy_controller_has_not_answered_is_asked_for_again(
+    commands: Path, squeue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new job would be a second one of the run if the requeue was only late."""
+    Clock(monkeypatch, retried_reads)
+    second, third = commands / "second", commands / "third"
+    put(commands, "scontrol", f"[ ! -e {third} ] || exit 0; [ ! -e {second} ] || : >{third}; : >{second}; {LOST}")
+    put(commands, "squeue", squeue)
+    SlurmScheduler().requeue("7")
+    assert third.exists()
 
 
 def test_a_trial_without_an_answer_says_nothing_of_the_job(commands: Path) -> None:
