@@ -37,7 +37,7 @@ from launcher.files.retried_reads import list_names, read_text, retry_read, unwr
 from launcher.processes import Process, namespace
 from launcher.runs import event_files
 from launcher.runs.events import Event, ManagerBegan, ManagerEnded, known
-from launcher.runs.lease_and_locks import is_dead
+from launcher.runs.lease_and_locks import SILENCE, TIMEOUT, is_dead
 from launcher.runs.sweep_directory import RECORD, Packing, Sweep
 
 CLAIMS, MANAGERS = "claims", "managers"
@@ -457,12 +457,12 @@ class ClaimsReader:
         return log.state is State.HELD and log.owner is not None and self._alive(sweep, reads, log.owner, packing)
 
     def _alive(self, sweep: Sweep, reads: Claims, manager: Manager, packing: Packing) -> bool:
-        # Heartbeats are compared with this machine's clock
         if (sweep.path, manager) in self._ended:
             return False
         alive = reads.seen(manager).alive()
         if alive is False:
             self._ended.add((sweep.path, manager))
         sign = reads.sign(manager)
-        unchanged = 0.0 if sign is None else time.time() - sign[0] / 1e9
-        return not is_dead(ours=False, alive=alive, unchanged=unchanged, timeout=packing.lease)
+        unchanged = 0.0 if sign is None else time.time() - sign[0] / 1e9  # by this machine's clock
+        timeout = packing.lease * SILENCE / TIMEOUT
+        return not is_dead(ours=False, alive=alive, unchanged=unchanged, timeout=timeout)
