@@ -432,7 +432,7 @@ class Job:
         requested = self._stops.requested
         if code == RESUME:
             code, goes_on = self._continue()
-            secrets_for_later |= goes_on
+            secrets_for_later |= goes_on or (self._job.chain and code == RESUME)  # then the next job starts, too
         # If PBS has stopped the job, it may start it once more (preemption, qrerun), and then the secrets are needed.
         if code == DONE or not (requested or secrets_for_later):
             self._remove_secrets()

@@ -37,6 +37,7 @@ from launcher.runs.events import (
     first,
     last,
 )
+from launcher.runs.history import journal_events
 from launcher.runs.job_file import time_left
 from launcher.schedulers import registry
 from launcher.schedulers.ask_and_submit import submit_behind
@@ -63,8 +64,9 @@ def stays(what: What, reason: NextReason, **details: Any) -> Stays:
 
 
 def decide(
-    plan: JobPlan, attempt: int, steps: Sequence[int], marker: str | None, ending: Ending | None
-) -> Continues | Stays:
+    plan: JobPlan, attempt: int, steps: Sequence[int], marker: str | None, ending: Ending | None,
+    following: int | None = None,
+) -> Continues | Stays:  # fmt: skip
     """Returns whether a run continues after an attempt that stopped early. The first row that applies decides.
 
     | condition | the run |
@@ -72,11 +74,13 @@ def decide(
     | RUN/cancelled or RUN/stop exists | stays stopped, as its owner wants |
     | resume.how=never | stays stopped |
     | two attempts in a row without progress, not counting preempted ones | is given up |
-    | it has had resume.max_attempts attempts | is given up |
-    | the scheduler ends the job, not for its wall time | stays stopped: a scheduler requeues what it preempts |
+    | the scheduler ends the job, not for its wall time | stays stopped: a scheduler requeues what it preempts; of a |
+    | | chain, the next job starts nonetheless, if one follows |
+    | it has had resume.max_attempts attempts; of a chain, no job follows | is given up |
     | otherwise | continues |
 
-    If an input cannot be read now, the caller leaves the run stopped and does not call this.
+    If an input cannot be read now, the caller leaves the run stopped and does not call this. following: number of jobs
+    of the chain that wait for this one: a job that was requeued has had several attempts; None: no chain, or not known.
     """
     if marker is not None:
         return stays(What.STAYS, NextReason.CANCELLED if marker == "cancelled" else NextReason.STOP_FILE)
@@ -88,10 +92,10 @@ def decide(
             {"saves_in": user_checkpoints.describe_locations(plan)} if plan.own_code else {"step": max(steps[-1], 0)}
         )
         return stays(What.GIVEN_UP, NextReason.NO_PROGRESS, limit=plan.time, **where)
-    if attempt + 1 >= plan.resume.max_attempts:
-        return stays(What.GIVEN_UP, NextReason.MAX_ATTEMPTS, attempts=attempt + 1)
-    if ending is not None:
+    if ending is not None and not following:
         return stays(What.STAYS, ending.reason, scheduler=ending.scheduler or None, state=ending.state or None)
+    if following == 0 or (following is None and attempt + 1 >= plan.resume.max_attempts):
+        return stays(What.GIVEN_UP, NextReason.MAX_ATTEMPTS, attempts=attempt + 1)
     return continues(What.ELSEWHERE if plan.queued else What.HERE, NextReason.RESUMABLE)
 
 
@@ -157,7 +161,8 @@ def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Continu
     stopped.append(Stopped(step=step, saved=-1 if saved is None else saved, preempted=_preempted(plan, attempt)))
     events(stopped[-1])
     marker = next(filter(run.has, ("cancelled", "stop")), None)
-    found = decide(plan, attempt.number, counted(stopped), marker, _ending(plan, stop_requested))
+    following = _following(run) if plan.resume.how == ResumeHow.chain.value else None
+    found = decide(plan, attempt.number, counted(stopped), marker, _ending(plan, stop_requested), following)
     lease_and_locks.require()  # at the last moment: the job with this id may be running again, for another attempt
     if found.what == What.ELSEWHERE.name.lower():
         try:
@@ -165,6 +170,12 @@ def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Continu
         except LauncherError as error:
             return stays(What.STAYS, NextReason.NOT_SUBMITTED, error=str(error))
     return found
+
+
+def _following(run: Run) -> int | None:
+    submitted, job = last(journal_events(run), Submitted), os.environ.get("LAUNCHER_JOB_ID", "")
+    jobs = () if submitted is None else (submitted.job, *submitted.chain)
+    return len(jobs) - 1 - jobs.index(job) if job in jobs else None  # a command may not have written it yet
 
 
 def _began(attempt: Attempt) -> float:

@@ -19,6 +19,7 @@
 | | job failed or cancelled | cancelled if the run or the job was, else failed |
 | | job done or gone, or no such job | cancelled if the user cancelled the run, else lost |
 | | no reply, or an unknown state | unknown |
+| the same, of a chain (resume.how=chain) | job over, and the next one of the chain is there | as that one |
 | any of these | has another run's job of this number | as if there were no reply |
 | the user is to submit it (submit=false) | has no such job | unsubmitted |
 | a submission was started, and no job id is recorded | (not queried) | unconfirmed |
@@ -256,7 +257,7 @@ class JobMonitor:
             return JobStatus()
         snapshot = self._query(plan, quick=self._has_moved(run, history))
         if plan.race and history.waiting:  # no job of the race has started the run yet
-            history = dataclasses.replace(history, job_id=self._ahead(plan, history, snapshot))
+            history = self.nearest(plan, history)
         key = queries(plan).key(str(history.job_id))
         job = snapshot.jobs.get(key)
         if not snapshot.problem and (job is None or not job.state.live) and _predates(snapshot, history):
@@ -281,14 +282,17 @@ class JobMonitor:
             return JobStatus(JobState.UNKNOWN, problem=f"{unknown}: was it submitted to another cluster?")
         return JobStatus() if job is None else JobStatus(job.state, job.raw_state, job.reason, signal=job.signal)
 
-    @staticmethod
-    def _ahead(plan: JobPlan, history: RunHistory, snapshot: JobSnapshot) -> str | None:
-        # Returns the job of a race that is nearest to its start
+    def nearest(self, plan: JobPlan, history: RunHistory) -> RunHistory:
+        """Returns the history with the job of a race or a chain that is nearest to its start as the current one."""
+        known, key = self._query(plan).jobs, queries(plan).key
+
         def place(job_id: str) -> int:
-            job = snapshot.jobs.get(queries(plan).key(job_id))
+            job = known.get(key(job_id))
             return 2 if job is None or not job.state.live else int(job.state is JobState.PENDING)
 
-        return min((str(history.job_id), *history.waiting), key=place)
+        jobs = (str(history.job_id), *history.waiting)
+        first = min(jobs, key=place)
+        return dataclasses.replace(history, job_id=first, waiting=jobs[jobs.index(first) + 1 :])
 
     def found_by_hand(self, run: Run, plan: JobPlan, history: RunHistory) -> RunHistory:
         """Looks for the job that the user submits by hand, and records it once it is there; returns the history."""
@@ -543,6 +547,8 @@ def status_of(run: Run, live: JobMonitor, known: tuple[JobPlan, RunHistory] | No
 def _look(run: Run, live: JobMonitor, plan: JobPlan, history: RunHistory) -> RunStatus:
     if history.ended == 0:
         return RunStatus(run, plan, history, RunState.DONE, history.last(Progress))
+    if history.waiting and history.ended is None and not plan.race:  # a job of a chain may be killed without a word
+        history = live.nearest(plan, history)
     job = live.job(run, plan, history)
     state = run_state(history, job.state, answered=not job.problem)
     left, before, age = live.details(plan, history)

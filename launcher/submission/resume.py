@@ -19,6 +19,7 @@ from launcher.fast_dataclasses import Struct
 from launcher.files.folder_checks import require_own
 from launcher.monitoring.run_status import JobMonitor, RunState, queries, rerun, status_of
 from launcher.plan.limits import pools_by_key
+from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Run
 from launcher.runs.events import Refused, every
 from launcher.runs.events import Submitted as JobSubmitted
@@ -71,9 +72,8 @@ def _resume(
             now = plan.workload.name
             raise ConfigError(f"{run.id} is a run of workload={before.workload.name}: for {now} start another run")
         require_over(run)
-        # The same token until the journal says `submitted`, so that repeating this command looks for the same job.
-        journal = journal_events(run)
-        token = f"{prepared.token}-r{len(every(journal, JobSubmitted))}"
+        _recover(run, before, prepared)
+        token = _token(run, prepared)
         tried_before = submission.tried(run, token)
         prepared = dataclasses.replace(prepared, token=token)
         snapshot.take(plan)
@@ -97,6 +97,20 @@ def _resume(
         for problem in update_followers(run.path) if followers else ():  # PBS holds what waits for a deleted job
             submission.print_notice(f"a dependency was not updated to job {started.job_id}: {problem}")
         return started
+
+
+def _token(run: Run, prepared: Prepared) -> str:
+    # The same one until the journal says `submitted`, so that repeating the command looks for the same job
+    return f"{prepared.token}-r{len(every(journal_events(run), JobSubmitted))}"
+
+
+def _recover(run: Run, plan: JobPlan, prepared: Prepared) -> None:
+    # The run's last job may have submitted the next one without learning it, or was killed before it could record it
+    for token in sorted(read_history(run).open - {_token(run, prepared)}) if plan.queued else ():
+        own = token.startswith(f"{prepared.token}-")  # a point's history has those of its arrays, too
+        if own and (job := queries(plan).find(token, plan.name)):
+            run.journal(JobSubmitted(job=job))
+            require_over(run)
 
 
 def require_over(run: Run) -> None:

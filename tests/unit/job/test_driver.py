@@ -362,6 +362,17 @@ def test_secrets_stay_where_nobody_can_tell_whether_another_job_needs_them(
     assert not secrets.exists()
 
 
+def test_secrets_stay_for_the_next_job_of_a_chain_which_starts_whatever_is_said(
+    sandbox: Sandbox, secrets: Path
+) -> None:
+    sandbox.python.write_text("#!/bin/bash\nexit 75\n")  # the state of the run could not be read now, say
+    chain = {"how": "chain", "max_attempts": 3}
+    assert drive(sandbox, code=75, secrets=secrets, resume=chain).code == 75
+    assert secrets.exists()
+    assert drive(sandbox, code=1, secrets=secrets, resume=chain, job="8").code == 1
+    assert not secrets.exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_noted_and_requeue_is_told(sandbox: Sandbox, number: signal.Signals) -> None:
     (sandbox.folder / "bin/srun").write_text(f"#!/bin/bash\nkill -{int(number)} $PPID\nsleep 0.1\nexit 75\n")

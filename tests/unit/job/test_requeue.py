@@ -12,7 +12,7 @@ import pytest
 
 from launcher.config.overrides import opened
 from launcher.config.schema import Program, Resume, ResumeHow
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, RunError
 from launcher.failures.codes import NextReason
 from launcher.files import retried_reads
 from launcher.files.retried_reads import read_json, unwrap
@@ -21,10 +21,12 @@ from launcher.job.requeue import What, counted, decide
 from launcher.monitoring.run_status import RunState
 from launcher.runs import user_checkpoints
 from launcher.runs.directory import Attempt, Events, Run
-from launcher.runs.events import Continues, Started, Stays, Stopped, Submitted
+from launcher.runs.events import Continues, Started, Stays, Stopped, Submitted, Submitting
+from launcher.runs.history import read_history
 from launcher.runs.job_file import NAME
 from launcher.schedulers.ask_and_submit import SubmissionRefused
 from launcher.schedulers.base import Ending, QueryError
+from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.submission import prepare, resume
 from launcher.submission.resume import merged_overrides
 from launcher.submission.submit import SubmittedRun
@@ -67,6 +69,15 @@ OWN = {"workload": Program("program", "m:f", seed=0, script="train.py", checkpoi
         ({}, [-1, 5, 5], None, None, What.ELSEWHERE, NextReason.RESUMABLE, {}),
         ({"resume": FEW}, [1, 2], None, None, What.ELSEWHERE, NextReason.RESUMABLE, {}),
         ({"resume": FEW}, [1, 2, 3], None, None, What.GIVEN_UP, NextReason.MAX_ATTEMPTS, {"attempts": 3}),
+        (  # it starts again, whatever is said of it now
+            {"resume": FEW},
+            [1, 2, 3],
+            None,
+            PREEMPTED,
+            What.STAYS,
+            NextReason.SCHEDULER_ENDS,
+            {"scheduler": "Slurm", "state": "PREEMPTED"},
+        ),
         ({}, [-1, -1], "stop", None, What.STAYS, NextReason.STOP_FILE, {}),
         (
             OWN,
@@ -186,6 +197,35 @@ def test_jobs_of_a_failed_chain_are_cancelled_before_its_run_is_resumed(
     assert run.has("over") is not answers
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_job_of_which_the_job_before_learned_nothing_is_found_before_a_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    """It would start with the files of the resumed run, but with its own nodes."""
+    run, started = Run.create(tmp_path / "run"), list[str]()
+    run.write_record(plan_of(), {}, {"token": "token", "overrides": []})
+    for event in (Submitting(token="token"), Submitted(job="7"), Submitting(token="token-1")):
+        run.journal(event)
+
+    def status_of(*_: object) -> Any:
+        return SimpleNamespace(
+            state=RunState.QUEUED if read_history(run).job_id == "8" and not ended else RunState.STOPPED
+        )
+
+    def start(_: Run, plan: Any, token: str, **__: Any) -> SubmittedRun:
+        started.append(token)
+        return SubmittedRun(run, "9")
+
+    monkeypatch.setattr(resume, "require_commands", lambda plan: None)
+    monkeypatch.setattr(resume, "status_of", status_of)
+    monkeypatch.setattr(resume, "start", start)
+    monkeypatch.setattr(resume, "queries", lambda plan: SimpleNamespace(find=lambda *of: {"token-1": "8"}.get(of[0])))
+    with contextlib.nullcontext() if ended else pytest.raises(RunError, match=f"{run.id} is queued"):
+        resume.resume(run, prepare.Prepared(plan_of(), "token", ()), {}, [])
+    assert started == (["token-r2"] if ended else [])
+    assert read_history(run).job_id == "8"
+
+
 @pytest.mark.parametrize("scheduler", ["pbs", "slurm"])
 def test_an_element_of_an_array_goes_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str) -> None:
     """Its environment is the array's. It was resubmitted before, as an element of another one."""
@@ -237,6 +277,36 @@ def test_preempted_attempts_do_not_count_against_a_run(
 ) -> None:
     stopped = [Stopped(step=step, saved=-1, preempted=by) for step, by in zip(steps, preempted, strict=True)]
     assert counted(stopped) == result
+
+
+@pytest.mark.parametrize(
+    ("job", "attempt", "what", "reason"),
+    [
+        ("8", 5, What.ELSEWHERE, NextReason.CHAIN),  # the first one of a resumed run, which its user deletes
+        ("9", 7, What.ELSEWHERE, NextReason.CHAIN),  # those before were preempted, and each has started twice
+        ("10", 1, What.GIVEN_UP, NextReason.MAX_ATTEMPTS),  # of which the site has deleted some
+        ("11", 1, What.ELSEWHERE, NextReason.CHAIN),  # a command that was killed has not written that it is there
+        ("11", 2, What.GIVEN_UP, NextReason.MAX_ATTEMPTS),
+    ],
+)
+def test_a_chain_goes_on_as_long_as_a_job_follows(
+    job: str, attempt: int, what: What, reason: NextReason, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.create(tmp_path / "run")
+    folders = {"run_dir": str(run.path), "checkpoint": {"dir": f"{run.path}/checkpoints"}}
+    run.write_record(bare_plan(resume={"how": "chain", "max_attempts": 3}, **folders), {}, {"token": "t"})
+    run.journal(Submitted(job="6", chain=("7",)))
+    run.journal(Submitted(job="8", chain=("9", "10")))
+    for number in range(attempt + 1):
+        (run.path / f"attempts/{number}/events").mkdir(parents=True)
+    for name, value in (("RUN_DIR", str(run.path)), ("ATTEMPT", str(attempt)), ("JOB_ID", job)):
+        monkeypatch.setenv(f"LAUNCHER_{name}", value)
+    deleted = Ending(NextReason.SCHEDULER_ENDS, "Slurm", "COMPLETING") if job == "8" else None
+    monkeypatch.setattr(SlurmScheduler, "ending", lambda *_, **__: deleted)
+    monkeypatch.setattr(SlurmScheduler, "preempted", lambda *_: None)
+    assert requeue.main(str(run.path), stop_requested=False) == what
+    told = [*run.attempts()[-1].events()][-1]
+    assert told["reason"] == reason.value
 
 
 def test_a_job_that_runs_again_already_is_not_requeued(

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from launcher import errors
-from launcher.monitoring.run_status import RunState, RunStatus, run_state
+from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, run_state, status_of
 from launcher.runs.directory import Run
-from launcher.runs.events import Fault, Met, Progress, Pruned, SetupFailed, Submitting
+from launcher.runs.events import Fault, Met, Progress, Pruned, SetupFailed, Submitted, Submitting
 from launcher.runs.history import RunHistory, history_of
-from launcher.schedulers.base import JobState
-from tests.unit.plans import plan_of
+from launcher.schedulers.base import JobState, SchedulerJob
+from launcher.schedulers.slurm.client import Slurm
+from tests.unit import sweep_runs
+from tests.unit.plans import bare_plan, plan_of
 
 P, R, S, D, F, C, G, U = (
     JobState.PENDING,
@@ -254,3 +256,34 @@ def test_a_point_that_its_search_has_ended_is_pruned(
     if code is not None:
         events.append({"event": "ended", "time": 4.0, "code": code})
     assert run_state(history_of(journal, 0, events), R) is state
+
+
+@pytest.mark.parametrize(
+    ("begun", "code", "states", "state", "job"),
+    [
+        ("7", None, {"7": R, "8": P, "9": P}, RunState.RUNNING, "7"),
+        ("7", None, {"7": F, "8": P, "9": P}, RunState.QUEUED, "8"),  # it was killed, and could say nothing
+        ("7", None, {"8": P, "9": P}, RunState.QUEUED, "8"),
+        (None, None, {"7": C, "8": R, "9": P}, RunState.RUNNING, "8"),  # it has not written yet that it has started
+        ("8", None, {"8": F, "9": R}, RunState.RUNNING, "9"),
+        ("7", 1, {"7": F, "8": P, "9": P}, RunState.FAILED, "7"),  # the others end when they start
+        ("7", None, {"7": F}, RunState.FAILED, "7"),
+    ],
+)
+def test_a_chain_goes_on_after_a_job_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: str | None, code: int | None,
+    states: dict[str, JobState], state: RunState, job: str,
+) -> None:  # fmt: skip
+    run, plan = Run.create(tmp_path / "run"), bare_plan(resume={"how": "chain", "max_attempts": 3})
+    run.write_record(plan, {}, {"token": "t"})
+    run.journal(Submitting(token="t"))
+    run.journal(Submitted(job="7", chain=("8", "9")))
+    if code is not None:
+        sweep_runs.end(run, code, job=begun)
+    elif begun is not None:
+        sweep_runs.begin(run, begun)
+    listed = {each: SchedulerJob(each, job_state, job_state.name) for each, job_state in states.items()}
+    monkeypatch.setattr(Slurm, "jobs", lambda _: listed)
+    monkeypatch.setattr(Slurm, "accounting", lambda *_: {})
+    seen = status_of(run, JobMonitor())
+    assert (seen.state, seen.history.job_id) == (state, job)
