@@ -43,7 +43,8 @@ from tests.unit.checkpoint.test_memory import BAD
 
 HEARTBEAT = 5  # seconds
 PATIENCE = 90.0  # timeout of a restart, in seconds
-RANKS = 4
+PROCS = 2 if len(os.sched_getaffinity(0)) >= 4 else 1  # ranks of each of two nodes: each has a core, as on a cluster
+RANKS = 2 * PROCS
 STEP = 0.05  # seconds of a step, for the cost
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "benchmark", (0,))
 RUNS = {
@@ -93,7 +94,9 @@ def disturbed(launcher: Launcher, name: str, kills: int) -> list[Result]:
             redone.append(event["redone"] + from_disk)
         wrong += _weights(launcher, run) != wanted
         resized += len({event["round"] for event in _events(run, "met") if event["ranks"] != RANKS})
-    shown = f"{len(ranks)} ranks and {len(nodes)} nodes killed; ranks: median {statistics.median(ranks):.2f} s"
+    shown = (
+        f"{len(ranks)} ranks (of {RANKS}) and {len(nodes)} nodes killed; ranks: median {statistics.median(ranks):.2f} s"
+    )
     return [
         Result(f"{name}: steps done again, most", max(redone), 1, shown, unit="steps"),
         Result(f"{name}: runs with other weights", wrong, 0, shown, unit="runs"),
@@ -114,8 +117,8 @@ def disturbed(launcher: Launcher, name: str, kills: int) -> list[Result]:
 def _start(launcher: Launcher, name: str, run_id: str, length: int, spares: int) -> Path:
     done = launcher(
         *RUNS[name], f"{LENGTH[name]}={length * (10 if name == 'fsdp_lm' else 1)}", f"run_id={run_id}", "nodes=2",
-        f"spares={spares}", "procs_per_node=2", "checkpoint.memory=1", f"launch.heartbeat={HEARTBEAT}", "wait=false",
-        "time=1h", "resume.how=never", "workload.threads=1",
+        f"spares={spares}", f"procs_per_node={PROCS}", "checkpoint.memory=1", f"launch.heartbeat={HEARTBEAT}",
+        "wait=false", "time=1h", "resume.how=never", "workload.threads=1",
         "launch.max_restarts=1000",  # a rank may be killed before its first step, several times in a row
         *launcher.overrides,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -163,7 +163,7 @@ class Sharded(GPT, FSDPModule):
 def shard(model: GPT, mesh: DeviceMesh, compute: torch.dtype | None) -> Sharded:
     """Shards the weights of each block, and those outside of blocks, over all ranks. Changes the model, and returns it.
 
-    model: the model, created on the meta device, without memory; call `initialise` next.
+    model: the model, created on the meta device, without memory.
     compute: type to compute in; None: float32, as the weights. Gradients are reduced in float32 in any case.
     """
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
@@ -175,16 +175,14 @@ def shard(model: GPT, mesh: DeviceMesh, compute: torch.dtype | None) -> Sharded:
 
 
 @torch.no_grad()
-def initialise(model: Sharded, seed: int, device: torch.device) -> None:
-    """Allocates a model of the meta device and initialises its weights, the same at any number of ranks.
+def initialise(model: Sharded, seed: int) -> None:
+    """Initialises the weights of a model, the same at any number of ranks.
 
     Every rank draws each whole parameter on the CPU, from a generator seeded with the seed and the parameter's name,
     and keeps its shard. So neither the sharding nor the device changes the weights, no rank ever holds the whole model,
     and nothing is sent. As in GPT-2, weights whose results are added to the blocks' inputs are divided by the square
     root of the number of these additions.
     """
-    # As model.to_empty(), without operations of DTensors, which take milliseconds.
-    model._apply(lambda shard: with_local(torch.empty_like(shard.to_local(), device=device), shard))
     residuals = 2 * len(model.blocks)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:  # the scales of norms
@@ -226,7 +224,7 @@ def perplexity(loss: float) -> float:
 
 
 class Trainer:
-    """One training run on this rank. `run` is the training loop, and calls the other methods.
+    """One training run on this rank. `run` loads or draws the weights, and is the training loop.
 
     Raises WorkloadError: a setting is not valid, the text is missing, or this torch's FSDP does not support CPUs.
     """
@@ -267,11 +265,11 @@ class Trainer:
             raise WorkloadError(str(error)) from error
         self.at_once = config.micro_batch_size or math.ceil(config.batch_size / env.world_size)
         self.passes = self.passes_for(config.batch_size)
-        with torch.device("meta"):
-            model = GPT(config.layers, config.heads, config.width, config.context, config.dropout, config.recompute)
+        model = _made.pop() if _made else make_model(config)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.model = shard(model, DeviceMesh(env.device.type, torch.arange(env.world_size)), self.dtype)
-        initialise(self.model, config.seed, env.device)
+        # As model.to_empty(), without operations of DTensors, which take milliseconds.
+        self.model._apply(lambda shard: with_local(torch.empty_like(shard.to_local(), device=env.device), shard))
         seed_generators(config.seed, 0, env.rank)  # each rank has other samples, and so needs other dropout
         groups: list[dict[str, Any]] = [
             {"params": [each for each in self.model.parameters() if each.dim() > 1]},
@@ -431,6 +429,8 @@ class Trainer:
         started, evaluating = time.perf_counter(), 0.0
         self.announce()
         done = first = self.resumable.load()
+        if not done:  # else they would only be replaced
+            initialise(self.model, config.seed)
         begun = time.perf_counter()
         self.losses.resume_clock()
         while True:
@@ -464,18 +464,24 @@ class Trainer:
         }
 
 
+_made: list[GPT] = []  # by `before_ranks`, in the agent and so in the ranks that it forks
+
+
+def make_model(config: FSDPLm) -> GPT:
+    """Returns the model on the meta device, without memory."""
+    with torch.device("meta"):
+        return GPT(config.layers, config.heads, config.width, config.context, config.dropout, config.recompute)
+
+
 def before_ranks(plan: JobPlan) -> None:
-    """Makes a block and shards it, once a node: its ranks are forked with what torch caches for that."""
+    """Does once a node what all ranks need: the model, and what torch caches when a block is sharded."""
     config = workload_config(plan)
     assert isinstance(config, FSDPLm)
-    with torch.device("meta"):
-        model = GPT(1, config.heads, config.width, config.context)
     if plan.gpus_per_node == 0:  # a GPU must not be used before a fork
-        size = (
-            plan.world_size + 1
-        )  # for the ranks' own mesh torch would cache results that have this agent's rank in it
+        size = plan.world_size + 1  # in a mesh of the ranks' size torch would cache results with this agent's rank
         with fake_group(size):
-            shard(model, DeviceMesh("cpu", torch.arange(size)), None)
+            shard(make_model(replace(config, layers=1)), DeviceMesh("cpu", torch.arange(size)), None)
+    _made.append(make_model(config))
 
 
 def main(config: FSDPLm, env: Env) -> dict[str, Any]:

@@ -28,7 +28,6 @@ SHIPPED_SHA256 = "ec01df44e82107018c4403dac8155c9308b1789812529021ad7fe5788f9afa
 SHIPPED_LENGTH = 499_949  # its bytes; they need not be unpacked to be counted
 VALIDATION = 0.1  # share of the text, at its end, that is used for validation
 ENDINGS = (".txt", ".txt.gz")
-_BLOCK = 1 << 20
 
 
 class TextError(ConfigError):
@@ -59,7 +58,7 @@ def find(text: str) -> Text:
         files = tuple(file for file, found in kinds.items() if found is not None and stat.S_ISREG(found.st_mode))
         if not files:
             raise TextError(f"workload.text={text}: the folder has no *.txt: name a file, or another folder")
-    return Text(str(path), files, sum(_length(file, text) for file in files))
+    return Text(str(path), files, sum(_unpacked(file, text, lambda stream: stream.seek(0, 2)) for file in files))
 
 
 def read(text: Text) -> bytes:
@@ -125,12 +124,6 @@ def _check_length(config: FSDPLm, length: int) -> None:
         f"{length_found}, of which {training} windows of workload.context={config.context} are trained on, fewer than "
         f"workload.batch_size={config.batch_size}: use a smaller context, batch_size={training} or a longer text"
     )
-
-
-def _length(file: Path, text: str) -> int:
-    if file.suffix != ".gz":
-        return _unpacked(file, text, lambda stream: stream.seek(0, 2))
-    return _unpacked(file, text, lambda stream: sum(map(len, iter(lambda: stream.read(_BLOCK), b""))))
 
 
 def _unpacked(file: Path, text: str, use: Callable[[BinaryIO], T]) -> T:

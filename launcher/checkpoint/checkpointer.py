@@ -90,9 +90,11 @@ class Checkpointer:
             training = json.dumps([str(self.folder), self._identity], sort_keys=True)
             lineage = hashlib.sha256(training.encode()).hexdigest()[:32]
             self._memory = MemoryCheckpoints(env, lineage, memory, peers=peers, timeout=timeout, check=check_replicas)
+        # Ranks that continue after a failure have no time to spare: the group of saves is made at the first one
+        self._loads = self._peers.open() if self._memory is None else self._memory.group
         self._hook = register_optimizer_step_pre_hook(_before_optimizers(self))
         with heartbeat.alive():
-            self._peers.on_first(self._folder.prepare)
+            self._loads.on_first(self._folder.prepare)
 
     # -- saving
 
@@ -126,6 +128,7 @@ class Checkpointer:
         self.settle()
         still = wait or not self._background
         save = Save(step, began=began, compare=self._check_replicas and not self._compared)
+        self._peers.open()
         with save.keeps_faults():
             content = save.take(state, rank_state, extra or {}, metrics or {})
             save.copying = self._staging.start(content.tensors, still=still)
@@ -179,7 +182,9 @@ class Checkpointer:
 
     def on_all(self, function: Callable[[], None]) -> None:
         """Calls a function on each rank; errors of any ranks are raised as one CheckpointError on all."""
-        self._peers.on_all(function)
+        if self._memory is not None:
+            self._memory.wait()
+        self._loads.on_all(function)
 
     def close(self) -> None:
         """Waits for the last save, and releases memory and the process group; raises like `wait`."""
@@ -270,6 +275,7 @@ class Checkpointer:
         with heartbeat.alive():
             if self._memory is not None:
                 self._memory.wait()
+            self._loads.open()
             targets: list[LoadTarget] = []
 
             def names() -> Collection[str]:
@@ -298,8 +304,8 @@ class Checkpointer:
             return path, manifest, problems
 
         began = time.perf_counter()
-        wanted.passed_over += self._peers.on_first(begin)
-        while (chosen := self._peers.on_first(choose)) is not None:
+        wanted.passed_over += self._loads.on_first(begin)
+        while (chosen := self._loads.on_first(choose)) is not None:
             path, manifest, problems = chosen
             newest = None if problems else manifest
             if (loaded := self._from_memory(wanted, manifest.step + 1, newest)) is not None:
@@ -307,27 +313,27 @@ class Checkpointer:
                 return loaded
             problems = problems or self._damages(path, manifest)
             if not problems:
-                opened = Opened(path, manifest, wanted, self._peers, self._read_timeout)
+                opened = Opened(path, manifest, wanted, self._loads, self._read_timeout)
                 problems, loaded = self._fill(opened, wanted)
                 if loaded is not None:
-                    self._peers.on_all(opened.restore)
+                    self._loads.on_all(opened.restore)
                     if wanted.only and self._first:
                         only = ", ".join(wanted.only)
                         log_line(f"only {only} loaded from {path.name}: all else is left out", sys.stdout)
                     self._folder.continue_from(manifest)
                     if self._memory is not None:
                         self._memory.keep_only(None)
-                    report_restored(self._peers.rank, loaded.step, began, memory=False)
+                    report_restored(self._loads.rank, loaded.step, began, memory=False)
                     return loaded
                 if self._verify and manifest.torch != torch.__version__:
                     raise Misfit(
                         f"{path} is as it was written (its checksums are right), and torch {torch.__version__} cannot "
                         f"read it: use torch {manifest.torch}, which wrote it ({'; '.join(problems)})"
                     )
-            wanted.passed_over.append(self._peers.on_first(partial(self._pass_over, path, problems, manifest)))
+            wanted.passed_over.append(self._loads.on_first(partial(self._pass_over, path, problems, manifest)))
         loaded = self._from_memory(wanted, 0)
         if loaded is None:
-            self._peers.on_first(partial(self._require_nothing_lost, wanted))
+            self._loads.on_first(partial(self._require_nothing_lost, wanted))
         return loaded
 
     def _from_memory(self, wanted: LoadTarget, least: int, newest: Manifest | None = None) -> Loaded | None:
@@ -346,8 +352,8 @@ class Checkpointer:
         if (found := memory.load(least, fill, whole=not wanted.only)) is None:
             return None
         source, (opened, loaded) = found
-        self._peers.on_all(opened.restore)
-        report_restored(self._peers.rank, loaded.step, began, memory=True, received=source.moved)
+        self._loads.on_all(opened.restore)
+        report_restored(self._loads.rank, loaded.step, began, memory=True, received=source.moved)
         memory.share(loaded.step)
         return loaded
 
@@ -366,7 +372,7 @@ class Checkpointer:
         except Damaged as error:
             return [str(error)], None
         loaded = opened.loaded()
-        self._peers.on_all(accept)
+        self._loads.on_all(accept)
         wanted.changed = True
         problems = self._problems(opened.read)
         return problems, None if problems else loaded
@@ -379,11 +385,11 @@ class Checkpointer:
             own.extend(names())
             return hashlib.sha256("\n".join(sorted(own)).encode()).digest()
 
-        digests = self._peers.on_all(digest)
+        digests = self._loads.on_all(digest)
         if len(set(digests)) == 1:
             return set(own)
-        first = digests.index(digests[self._peers.rank]) == self._peers.rank  # of those with the same names one sends
-        return set().union(*self._peers.on_all(lambda: own if first else []))
+        first = digests.index(digests[self._loads.rank]) == self._loads.rank  # of those with the same names one sends
+        return set().union(*self._loads.on_all(lambda: own if first else []))
 
     def _pass_over(self, path: Path, problems: list[str], manifest: Manifest | None = None) -> str:
         line = f"{path.name}: {'; '.join(problems)}"
@@ -408,7 +414,7 @@ class Checkpointer:
     def _damages(self, path: Path, manifest: Manifest) -> list[str]:
         if not self._verify:
             return []
-        rank, world_size = self._peers.rank, self._peers.world_size
+        rank, world_size = self._loads.rank, self._loads.world_size
 
         def look() -> list[str]:
             mine = checkpoints.shares(checkpoints.blocks(manifest), world_size)[rank]
@@ -418,7 +424,7 @@ class Checkpointer:
 
     def _problems(self, look: Callable[[], list[str]]) -> list[str]:
         try:
-            return [problem for found in self._peers.on_all(look) for problem in found]
+            return [problem for found in self._loads.on_all(look) for problem in found]
         except Damaged as error:
             return [str(error)]
 

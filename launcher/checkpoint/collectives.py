@@ -52,11 +52,13 @@ class Peers:
         if own_group:
             store = distributed_c10d._get_default_store()
             self._store = dist.PrefixStore(f"launcher/checkpoint/{next(_numbers)}", store)
-            self._make_group()
 
-    def _make_group(self) -> None:
-        self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout))
-        destroy_without_gil(self.group)
+    def open(self) -> Peers:
+        """Makes the process group, unless it is there or there is to be none. All ranks call it, before collectives."""
+        if self.group is None and self._store is not None:
+            self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout))
+            destroy_without_gil(self.group)
+        return self
 
     def close(self) -> None:
         if self.group is not None and dist.is_initialized():
@@ -77,7 +79,7 @@ class Peers:
     def last_result(self) -> bool | None:
         """Waits until the last save has ended on all ranks; returns whether it was published (None: no new save).
 
-        All ranks call it before the next save. If the group failed in that save, it makes a new one. Raises SavesFail.
+        All ranks call it before the next save. If the group failed in that save, it is closed. Raises SavesFail.
         """
         if self._settled == self._saves:
             return None
@@ -96,7 +98,6 @@ class Peers:
             pause = min(2 * pause, LONGEST_PAUSE)
         if counts // _RANKS % _RANKS:  # ranks on which the group failed
             self.close()
-            self._make_group()
         return bool(counts // _RANKS**2)
 
     # -- collective calls

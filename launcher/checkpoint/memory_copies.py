@@ -75,7 +75,7 @@ class MemoryCheckpoints:
         global _in_use
         self._env, self._lineage, self._auto = env, lineage, every is None
         self.every = every or 1  # steps between two copies; 0: no more copies are made
-        self.group = Peers(env.rank, env.world_size, timeout, own_group=env.world_size > 1)
+        self.group = Peers(env.rank, env.world_size, timeout, own_group=env.world_size > 1).open()
         self._events = Events(current_attempt() if env.rank == 0 else None, "checkpoint")
         self._round = int(os.environ.get("LAUNCHER_ROUND", "0"))
         self._check, self._first = check, True

@@ -152,6 +152,7 @@ def _require_none(refused: Sequence[str]) -> None:
 
 
 LOOKING = 60.0  # seconds for which ranks that waited in vain wait for the names of those that are missing
+AFTER_AGENTS = 5.0  # seconds by which ranks wait longer than their agents, which name the missing ones
 PORTS = (20000, 32767)  # for init() outside of a run; below Linux's ephemeral ports
 
 
@@ -319,7 +320,7 @@ def _make_group(
     slot = heartbeat.mine()
     if slot is not None:
         slot.arrive()
-    nodes = _join(store, place, facts, rendezvous_timeout)
+    nodes = _join(store, place, facts, rendezvous_timeout, 0.0 if slot is None else AFTER_AGENTS)
     if slot is not None:
         slot.join()
     start(facts.backend, store, place.rank, place.world_size, device, timeout)
@@ -413,7 +414,9 @@ def _use_interface(name: str | None) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
-def _join(store: dist.Store, place: topology.Topology, facts: RankFacts, timeout: float) -> topology.Nodes:
+def _join(
+    store: dist.Store, place: topology.Topology, facts: RankFacts, timeout: float, longer: float = 0.0
+) -> topology.Nodes:  # fmt: skip
     # The last rank compares the facts of all, and writes the result. Unlike torch's timeout, the error names the
     # missing ranks
     store.set(f"joined/{facts.rank}", json.dumps(asdict(facts)))
@@ -423,7 +426,7 @@ def _join(store: dist.Store, place: topology.Topology, facts: RankFacts, timeout
         nodes = topology.assign_nodes([(each.node, each.host) for each in found], place.hosts)
         store.set("all joined", json.dumps([compare(found), nodes.of_ranks, nodes.hosts]))
     try:
-        store.wait(["all joined"], timedelta(seconds=timeout))
+        store.wait(["all joined"], timedelta(seconds=timeout + longer))
     except dist.DistStoreError:
         if store.add("late", 1) == 1:  # one rank looks for all others: the store answers one request at a time
             absent = [rank for rank in range(place.world_size) if not store.check([f"joined/{rank}"])]

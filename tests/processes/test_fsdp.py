@@ -38,6 +38,13 @@ SMALL = FSDPLm(
 )  # fmt: skip
 
 
+def with_weights(config: FSDPLm, env: Env) -> Trainer:
+    """A trainer with its first weights, which `run` draws if there is no checkpoint."""
+    trainer = Trainer(config, env, Settings())
+    fsdp.initialise(trainer.model, config.seed)
+    return trainer
+
+
 def small(**changes: Any) -> FSDPLm:
     return dataclasses.replace(SMALL, **changes)
 
@@ -48,7 +55,7 @@ def whole_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def gradients(config: FSDPLm, env: Env) -> dict[str, Any]:
     """The gradient of the first global batch, whole, beside that of one process with the whole model."""
-    trainer = Trainer(config, env, Settings())
+    trainer = with_weights(config, env)
     single = fsdp.GPT(config.layers, config.heads, config.width, config.context)
     with torch.no_grad():
         single.load_state_dict(whole_parameters(trainer.model))
@@ -93,7 +100,7 @@ def test_the_gradient_is_that_of_the_whole_batch(ranks: int, passes: list[int], 
 
 
 def first_weights(config: FSDPLm, env: Env) -> dict[str, Any]:
-    trainer = Trainer(config, env, Settings())
+    trainer = with_weights(config, env)
     mine = sum(weights.to_local().numel() for weights in trainer.model.parameters())  # type: ignore[attr-defined]
     whole = fsdp.GPT(config.layers, config.heads, config.width, config.context)
     whole.load_state_dict(whole_parameters(trainer.model))
@@ -104,7 +111,7 @@ def first_weights(config: FSDPLm, env: Env) -> dict[str, Any]:
         "all": trainer.parameters,
         "spread": float(whole.blocks[1].up.weight.std()),  # type: ignore[union-attr, arg-type]
         "residual": float(whole.blocks[1].down.weight.std()),  # type: ignore[union-attr, arg-type]
-        "other": training.weights_sha256(Trainer(dataclasses.replace(config, seed=4), env, Settings()).model),
+        "other": training.weights_sha256(with_weights(dataclasses.replace(config, seed=4), env).model),
     }
 
 
@@ -126,7 +133,7 @@ def clipped(config: FSDPLm, env: Env) -> dict[str, Any]:
     """The norm of the whole gradient before and after it is limited to 0.5, and to nothing."""
     norms = []
     for limit in (0.5, 0.0):
-        trainer = Trainer(dataclasses.replace(config, clip=limit), env, Settings())
+        trainer = with_weights(dataclasses.replace(config, clip=limit), env)
         clip = trainer.clip
 
         def watched(trainer: Trainer = trainer, clip: Callable[[], None] = clip) -> None:
@@ -306,7 +313,7 @@ def test_it_learns_and_writes(precision: Precision) -> None:
 
 
 def evaluated(config: FSDPLm, env: Env) -> dict[str, Any]:
-    trainer = Trainer(config, env, Settings())
+    trainer = with_weights(config, env)
     trainer.evaluate(1)
     return {"val_loss": trainer.val_loss}
 
@@ -323,7 +330,7 @@ def test_an_evaluation_counts_each_window_once_at_any_number_of_ranks() -> None:
 
 def saved_in_an_evaluation(config: FSDPLm, env: Env) -> dict[str, Any]:
     """Names and shapes of what would be saved before an evaluation and at each of its boundaries."""
-    trainer = Trainer(config, env, Settings())
+    trainer = with_weights(config, env)
     trainer.step(0, trainer.sampler.batch(0, 0))
 
     def saved() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from launcher import errors
 from launcher.rendezvous.rounds import RendezvousError
 from launcher.schedulers import topology
-from launcher.worker import process_group
+from launcher.worker import heartbeat, process_group
 from launcher.worker.process_group import RankFacts, RanksDiffer, compare, facts_of, gpu_identity
 
 
@@ -170,6 +171,23 @@ def test_ranks_that_wait_in_vain_name_who_is_missing_with_one_look() -> None:
         assert isinstance(error, RendezvousError)
         assert [each.rank for each in error.fault.accused] == [62, 63]
     assert store.requests["check"] == 64 + 62
+
+
+def test_the_agents_name_who_is_missing_before_the_ranks_that_they_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = {}
+
+    def join(store: object, place: object, facts: object, timeout: float, longer: float) -> None:
+        waited[watched] = timeout + longer
+
+    monkeypatch.setattr(process_group, "_store", lambda *_: dist.HashStore())
+    monkeypatch.setattr(process_group, "start", lambda *_: None)
+    monkeypatch.setattr(process_group, "_join", join)
+    place = topology.derive({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, "a", str)
+    for watched in (True, False):
+        slot = heartbeat.RankSlot(mmap.mmap(-1, mmap.PAGESIZE), 0) if watched else None
+        monkeypatch.setattr(heartbeat, "mine", lambda slot=slot: slot)
+        process_group._make_group(place, rank(0), torch.device("cpu"), 30, 60)
+    assert waited == {True: 30 + process_group.AFTER_AGENTS, False: 30}
 
 
 def test_every_rank_is_refused_with_the_same_words() -> None:
