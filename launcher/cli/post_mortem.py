@@ -104,7 +104,8 @@ def _nothing(seen: RunStatus, name: str) -> Iterator[str]:
         for line in unused_gpu_lines(seen.history.events):
             yield from labelled("gpus", line)
         return
-    yield f"{seen.run.id} is not over: it is {seen.state.value}" + (f" ({seen.job.text})" if seen.job.text else "")
+    why = f" ({seen.job.text})" if seen.job.reason or seen.job.problem else ""
+    yield f"{seen.run.id} is not over: it is {seen.state.value}{why}"
     yield f"see {program()} {'why' if seen.state.value == 'queued' else 'status'} {name}"
 
 
@@ -131,7 +132,7 @@ def _of(seen: RunStatus, examined: Mapping[str, Any]) -> Iterator[str]:
     if examined["rank"] is not None:
         yield from labelled("first", f"rank {examined['rank']}{where}")
     elif examined["time"] is not None:
-        yield from labelled("when", where.strip())
+        yield from labelled("when", where.strip().removeprefix("at "))
     if examined["same"]:
         yield from labelled("others", f"{name_ranks(examined['same'])} had the same kind of error")
     for rank, line in list(examined["others"].items())[:4]:

@@ -357,7 +357,7 @@ def _size(seen: RunStatus) -> tuple[int, int, int]:
 
 
 def _row_of_sweep(sweep: Sweep, number: Mapping[str, int], over: bool) -> Row:
-    also = [state for state in ("failed", "pruned") if state in number]
+    also = [state for state in sweep_status.STATES if state in number and state not in (*LIVE, WAITING, "done")]
     others = "".join(f", {number[state]} {state}" for state in also)
     return {
         **dict.fromkeys(KEYS), "run": sweep.id, "points": dict(number), "directory": str(sweep.path),

@@ -310,7 +310,7 @@ def test_a_run_that_is_not_over_says_so(made: Run, call: Call, monkeypatch: pyte
     assert code == 1
     assert shown.startswith("attempt 0  wall-time: its time is nearly up at step 7\n\na is not over")
     assert call("a", "--attempt", "0")[0] == 0
-    monkeypatch.setattr(run_status.JobMonitor, "job", lambda *_: run_status.JobStatus(JobState.RUNNING))
+    monkeypatch.setattr(run_status.JobMonitor, "job", lambda *_: run_status.JobStatus(JobState.RUNNING, "RUNNING"))
     assert call("a") == (1, "a is not over: it is running\nsee python -m launcher status a\n")
     assert call("a", "--attempt", "0")[0] == 1
 

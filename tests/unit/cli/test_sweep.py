@@ -199,9 +199,11 @@ def test_all_sweeps_and_sweeps_among_runs(call: Call, sweep: Sweep, tmp_path: Pa
     }
 
 
-def test_a_sweep_whose_other_points_were_pruned_is_not_shown_as_going_on() -> None:
-    row = _row_of_sweep(Sweep(Path("/runs/lr")), {"done": 2, "pruned": 10}, True)
-    assert (row["state"], row["over"]) == ("2/12 done, 10 pruned", True)
+@pytest.mark.parametrize("state", ["pruned", "failed", "lost", "cancelled", "stopped", "damaged"])
+def test_a_sweep_whose_other_points_are_over_is_not_shown_as_going_on(state: str) -> None:
+    row = _row_of_sweep(Sweep(Path("/runs/lr")), {"done": 2, state: 10}, True)
+    assert (row["state"], row["over"]) == (f"2/12 done, 10 {state}", True)
+    assert _row_of_sweep(Sweep(Path("/runs/lr")), {"done": 2, "running": 1}, False)["state"] == "2/3 done"
 
 
 def test_a_search_that_may_choose_more_points_is_not_over(call: Call, tmp_path: Path) -> None:
