@@ -21,6 +21,7 @@ from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
+from launcher.errors import ConfigError
 from launcher.paths import GROUPS, is_ours, user_config_dir
 
 SCHEME = "launcher-user"
@@ -49,10 +50,20 @@ class LauncherUserFiles(FileConfigSource):
 
     def is_config(self, config_path: str) -> bool:
         # What is no file is refused when it is read, and not passed over
-        return os.path.lexists(os.path.join(self.path, self._normalize_file_name(config_path)))
+        return os.path.lexists(self._file(config_path))
+
+    def _file(self, config_path: str) -> str:
+        return os.path.join(self.path, self._normalize_file_name(config_path))
 
     def load_config(self, config_path: str) -> ConfigResult:
-        loaded = super().load_config(config_path)
+        try:
+            loaded = super().load_config(config_path)
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{self._file(config_path)} is no text in UTF-8: {error}") from None
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise ConfigError(f"{self._file(config_path)} must have lines of the form KEY: VALUE") from None
         if not isinstance(loaded.config, DictConfig):  # a list, which Hydra refuses
             return loaded
         values: Any = OmegaConf.to_container(loaded.config)

@@ -27,7 +27,7 @@ def parse_time(text: str, *, zero: bool = False) -> int:
     else:
         raise ValueError(f"{text!r} is not a time: write it as {TIME_FORMS}")
     if seconds == 0 and not zero:
-        raise ValueError(f"{text!r} is zero: give at least a minute")
+        raise ValueError(f"{text!r} is zero: give a longer time")
     return seconds
 
 

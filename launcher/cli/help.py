@@ -263,7 +263,7 @@ def _read(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        with path.open() as file:
+        with path.open("rb") as file:
             values = yaml.safe_load(file)
     except yaml.YAMLError as error:
         raise ConfigError(in_yaml(error)) from None

@@ -66,7 +66,7 @@ def _list() -> int:
 def _show(name: str) -> int:
     found = profiles.find(name)
     print(f"# {found.path}")
-    print(found.path.read_text(), end="")
+    print(found.path.read_text("utf-8", errors="replace"), end="")
     return 0
 
 

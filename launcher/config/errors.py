@@ -23,6 +23,7 @@ NO_NAME = re.compile(r"[-+]?[\d.]+|true|false|null", re.IGNORECASE)
 IN_FILE = re.compile(r"In '([^']+)': (.*)", re.DOTALL)
 WRONG_TYPE = re.compile(r"Value '(.*?)'(?: of type '\w+')? (?:could not be converted to|is not a(?: valid)?) (\w+)")
 NO_CHOICE = re.compile(r"Invalid value '(.*?)', expected one of \[(.*)\]")
+NO_TEXT = re.compile(r"Cannot convert '\w+' to string")
 LIST = re.compile(r"Invalid value assigned: \w+ is not a ListConfig")
 SECTION = re.compile(r"is not a DictConfig|Cannot assign \w+ to Dict|Invalid type assigned: \w+ is not a subclass of")
 NULL = re.compile(r"NoneType is not a subclass of (str|int|float|bool)\b")
@@ -216,6 +217,8 @@ def wrong_value(message: str, key: Key | None) -> str | None:
         return "it cannot be null: leave it out for its default"
     if NULL.search(message):
         return "null cannot be one of its values: leave it out, or quote the word ('null')"
+    if NO_TEXT.search(message):
+        return "it must be one text, and no list or section"
     if LIST.search(message):
         return "it must be a list ([one, two])"
     return "it must be a section of its own ({NAME: VALUE})" if SECTION.search(message) else None

@@ -71,6 +71,7 @@ def explained(*typed: str) -> str:
             "there is no key 'cluster.partitoin'. Did you mean cluster.partition",
         ),
         (["workload=ddp_mnist", "workload.batchsize=8"], "Did you mean workload.batch_size"),
+        (["workload=p2p", "time=[1]"], "time=[1]: it must be one text, and no list or section"),
         (["workload=p2p", "~zzz"], "~zzz: there is no key 'zzz' that could be removed"),
         (["workload=p2p", "zzz=2"], "there is no key 'zzz'. `python -m launcher help --all` lists all"),
         (["workload=p2p", "stauts"], "'stauts' is neither a command nor KEY=VALUE"),

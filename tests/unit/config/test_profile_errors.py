@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import submit
+from launcher.cli import commands, submit
 from launcher.errors import ConfigError
 
 BASE = "defaults: [slurm, _self_]\nname: mine\n"
@@ -86,6 +86,33 @@ def test_a_wrong_line_for_all_runs_is_told_with_its_file(
     (tmp_path / "user.yaml").write_text(text)
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
     refused(["workload=collective", "dry_run=true", "cluster.check=false"], told)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [(b"# f\xfcr uns\n", "is no text in UTF-8: 'utf-8' codec can't decode byte 0xfc"),
+     (b"5\n", "must have lines of the form KEY: VALUE")],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["user", "cluster/slurm"])
+def test_what_is_no_yaml_of_keys_is_told_with_its_file(
+    name: str, content: bytes, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file := tmp_path / f"{name}.yaml").parent.mkdir(exist_ok=True)
+    file.write_bytes(content)
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
+    refused(["workload=collective", "cluster=slurm", "dry_run=true"], f"{file} {told}")
+
+
+def test_a_profile_of_another_encoding_is_shown_and_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster/mine.yaml").write_bytes(b"# f\xfcr uns\n" + BASE.encode())
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
+    assert commands.main(["site", "show", "mine"]) == 0
+    assert "# f\ufffdr uns\n" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"not valid YAML: [\s\S]*mine\.yaml"):
+        commands.main(["help", "cluster=mine"])
 
 
 @pytest.mark.parametrize("name", ["user", "cluster/slurm"])

@@ -113,7 +113,7 @@ def test_each_scheduler_has_what_starts_tasks(cluster: dict[str, Any], starter: 
         ({"seed": -1}, "seed=-1: it must be 0 or more"),
         ({"time": "25:99"}, "time: '25:99' has 99 seconds"),
         ({"time": "soon"}, "time: 'soon' is not a time: write it as"),
-        ({"time": "0"}, "time: '0' is zero: give at least a minute"),
+        ({"time": "0"}, "time: '0' is zero: give a longer time"),
         ({"mem": "16"}, "mem: '16' has no unit: write 16G, or 16M"),
         ({"mem": "1.5"}, "mem: '1.5' has no unit: write 1.5G, or 1.5M"),
         ({"mem": "lots"}, "mem: 'lots' is not a size: write it as"),
