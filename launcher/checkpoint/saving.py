@@ -66,8 +66,11 @@ class Staging:
         """
         copied = {name: tensor for name, tensor in tensors.items() if _is_plain(tensor)} if still else {}
         tensors, total = dict(tensors), 0
-        for name, tensor in tensors.items():
-            size = local_part(tensor).nbytes
+        # First what a forward pass changes, before any optimizer waits: statistics, and buffers of other layers, which
+        # are mostly smaller than weights
+        sizes = {name: local_part(tensor).nbytes for name, tensor in tensors.items()}
+        for name, size in sorted(sizes.items(), key=lambda each: (not state.is_statistic(each[0]), each[1])):
+            tensor = tensors[name]
             if not still and size <= AT_ONCE and total + size <= AT_ONCE_ALL:
                 total += size
                 module = _streams_of(local_part(tensor).device)

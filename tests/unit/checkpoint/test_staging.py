@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.checkpoint.saving import AT_ONCE, Staging
+from launcher.checkpoint.saving import AT_ONCE, AT_ONCE_ALL, Staging
 from tests.fakes import cuda
 from tests.fakes.cuda import FakeCuda
 
@@ -70,6 +70,20 @@ def test_small_tensors_may_change_as_soon_as_the_save_returns(fake: FakeCuda) ->
     assert fake.current_stream(1).done == 0  # the training does not wait for what it has queued
     fake.synchronize(1)
     assert in_thread(lambda: copying.finish(["small"]))["small"].tolist() == [5.0] * 3
+
+
+@pytest.mark.parametrize("kind", ["optimizer", "many layers"])
+def test_what_a_forward_pass_changes_is_copied_at_once_beside_any_number_of_weights(kind: str) -> None:
+    """No optimizer waits for the copy before a forward pass, which changes the statistics of a batch norm."""
+    size = {"optimizer": AT_ONCE, "many layers": 1024}[kind] // 4
+    weights = {f"{kind}.{number}": torch.zeros(size) for number in range(AT_ONCE_ALL // 4 // size + 1)}
+    buffers = {"norm.running_mean": torch.zeros(2048), "norm.num_batches_tracked": torch.tensor(0)}
+    state = {**weights, **buffers}
+    copying = Staging().start(state)
+    for buffer in buffers.values():
+        buffer += 1
+    copies = in_thread(lambda: copying.finish(list(state)))
+    assert {name: int(copies[name].sum()) for name in buffers} == dict.fromkeys(buffers, 0)
 
 
 @pytest.mark.parametrize("still", [True, False])
