@@ -324,6 +324,8 @@ def _make_group(
     if slot is not None:
         slot.join()
     start(facts.backend, store, place.rank, place.world_size, device, timeout)
+    if facts.backend == "gloo":
+        dist.barrier()  # a rank that ended at once would end others, which may still connect to it
     return nodes
 
 
