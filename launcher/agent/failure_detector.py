@@ -123,17 +123,19 @@ class FailureDetector:
 
     def start(self, now: float) -> RoundFailure | None:
         """Starts the timeouts, while the ranks are being started. Returns a failure if agents are lost already."""
-        self.present(now)
+        self.held_up(0.0, now)
         if self._limits.rendezvous_timeout is not None:
             self._join_by = now + self._limits.rendezvous_timeout
         gone = [agent for agent in self.agents.values() if agent.gone]
         message = messages.node_ended([agent.member.host for agent in gone], "before its ranks had started")
         return self.lost(gone, FaultCode.NODE_ENDED, message=message) if gone else None
 
-    def present(self, now: float) -> None:
-        """Restarts the heartbeat timeout of all agents, because the leader itself was suspended."""
+    def held_up(self, seconds: float, now: float) -> None:
+        """Extends all timeouts, because the leader itself was suspended, and so maybe the ranks."""
         for agent in self.agents.values():
             agent.last_message = now
+        self._join_by = None if self._join_by is None else self._join_by + seconds
+        self._joined_at = None if self._joined_at is None else self._joined_at + seconds
 
     def heartbeat(self, agent: AgentState, message: Mapping[str, Any]) -> None:
         agent.step = max(agent.step, int(message.get("step", -1)))

@@ -240,10 +240,10 @@ class Coordinator:
     def tick(self, now: float) -> None:
         """Does what is due: starts a gathered round, checks timeouts, asks for stacks, lets waiting agents in.
 
-        If the leader itself was suspended, no agent counts as silent for that time.
+        If the leader itself was suspended, that time counts for no timeout.
         """
-        if self._last_tick is not None and now - self._last_tick > self.limits.heartbeat / 2:
-            self._watch.present(now)
+        if self._last_tick is not None and (late := now - self._last_tick) > self.limits.heartbeat / 2:
+            self._watch.held_up(late, now)
         self._last_tick = now
         self._advance(now)
         for index in self.waiting if self.arrivals is None else ():

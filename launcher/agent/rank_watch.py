@@ -185,7 +185,8 @@ class RankStatus:
         self._first_rank = rendezvous.first_rank(position)
         self.signs: list[Sign] = context.pulse.signs()  # the newest heartbeats, by place
         self.step, self.listened = -1, False  # the highest of any rank; whether any has listened for stop requests
-        self._next_look = 0.0
+        self._next_look = now
+        self._asleep = 0.0  # seconds in which this process was suspended, and so maybe its ranks
         self._steps = StepWatch(math.inf if plan.debugs else plan.launch.hang_timeout)
         self._silent_sent = False
         self._activity = RankActivity(own.ranks, now, min(LOOK, plan.launch.idle_timeout / 4))
@@ -200,6 +201,8 @@ class RankStatus:
         if now < self._next_look:
             return False
         launch = self._context.plan.launch
+        if (late := now - self._next_look) > launch.heartbeat / 2:
+            self._asleep += late
         self._next_look = now + min(1.0, launch.hang_timeout / 4, launch.heartbeat / 4)
         return True
 
@@ -216,7 +219,8 @@ class RankStatus:
         self.watch_gpus(now)
         known = enumerate(zip(self.signs, pids, strict=True), self._first_rank)
         missing = [rank for rank, (sign, pid) in known if not sign.arrived and pid != GONE]
-        return {"missing": missing, "idle": round(self._activity.idle(self.signs, pids, self._printed(), now), 1)}
+        idle = self._activity.idle(self.signs, pids, self._printed(), now - self._asleep)
+        return {"missing": missing, "idle": round(idle, 1)}
 
     def watch_gpus(self, now: float, *, over: bool = False) -> None:
         if self._context.gpus is not None:
@@ -224,7 +228,7 @@ class RankStatus:
 
     def silence(self, now: float) -> Message | None:
         """Returns the message `silent` once, when ranks have done no step for launch.hang_timeout; None otherwise."""
-        if self._silent_sent or not (silent := self._steps.silent(self.signs, now)):
+        if self._silent_sent or not (silent := self._steps.silent(self.signs, now - self._asleep)):
             return None
         self._silent_sent = True
         return {"type": "silent", "ranks": [self._first_rank + place for place in silent]}

@@ -970,6 +970,20 @@ def test_ranks_that_do_no_step_are_found_out(job: Callable[..., Job], monkeypatc
     assert len(stacks) == 4
 
 
+@pytest.mark.parametrize("step", [5, -1])
+def test_ranks_that_were_suspended_with_their_agents_do_not_hang(job: Callable[..., Job], step: int) -> None:
+    """As by `scontrol suspend`: the clock goes on, and nobody else does."""
+    one = job(step=step)
+    one.run(3)
+    one.now += 3600
+    one.run(HANG - 5)
+    assert one.ended() == [None, None]
+    assert not list(one.attempt.logs.iterdir())
+    if step >= 0:
+        one.run(5 + STACKS)
+        assert one.ended() == ["round 1", "round 1"]
+
+
 def test_what_follows_a_training_is_not_watched_for_steps(job: Callable[..., Job]) -> None:
     one = job()
     for agent in one.agents:
