@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -106,6 +107,21 @@ class Signals:
 
     def _take(self, number: int, _: object) -> None:
         self._numbers.append(signal.Signals(number))
+
+
+def in_turn(left: Sequence[int], lost: int, places: Sequence[Place]) -> list[int]:
+    """Returns the agents that may lead next, by index, in the order in which all try them, after the leader is lost.
+
+    A node is lost with all of its agents (launch=tasks), and each that is tried in vain takes launch.heartbeat: so one
+    of each node comes first, and those of the lost leader's node last.
+    """
+    turn: Counter[int] = Counter()
+    order = {}
+    for index in left:
+        node = places[index].node
+        order[index] = node == places[lost].node, turn[node]
+        turn[node] += 1
+    return sorted(left, key=lambda index: (order[index], index))
 
 
 class LeaderConnection:
@@ -420,7 +436,7 @@ class LeaderConnection:
         return self.join()
 
     def next(self, history: History, before: Rendezvous, lost: Collection[int]) -> tuple[History, Rendezvous]:
-        """Joins the round `history.round`; if the leader is lost, the other members are tried as leaders, by index.
+        """Joins the round `history.round`; if the leader is lost, the other members are tried as leaders, `in_turn`.
 
         Raises RendezvousError (too few members arrived), Overtaken or AskedToStop.
         """
@@ -436,12 +452,11 @@ class LeaderConnection:
                 self.send({"type": "ready", "round": history.round, "step": history.best})
                 return self._await_begin(leader, heartbeat * 2 + rounds.EXCHANGE)
             except RendezvousError as error:
-                if self.begun(history.round):
-                    raise Overtaken(str(error)) from None
+                history = self._unless_overtaken(history, leader, error)
                 if error.final:
                     raise
         self._disconnect()
-        left = [index for index in left if index != leader or self.own.index == leader]
+        left = in_turn([index for index in left if index != leader or self.own.index == leader], leader, self._places)
         message = messages.too_few(len(left), self._limits.least)
         problem = RendezvousError(Fault(code=FaultCode.TOO_FEW, host=self.own.host, message=message), final=True)
         for place, leader in enumerate(left):
@@ -449,11 +464,20 @@ class LeaderConnection:
                 return self._round_of(history, leader, [*left[place:], *before.spares], heartbeat, seats)
             except RendezvousError as error:
                 problem = error
-                if self.begun(history.round):
-                    raise Overtaken(str(error)) from None
+                history = self._unless_overtaken(history, leader, error)
                 if error.final:
                     break
         raise problem
+
+    def _unless_overtaken(self, history: History, leader: int, error: RendezvousError) -> History:
+        # Returns the history of the round to be tried with another leader: the one after that which this leader had
+        # recorded, with this agent, when it was lost. Others in it may have been told, and have lost the leader as well
+        if not self.begun(history.round):
+            return history
+        begun = self._read(lambda: self._rounds.of_number(history.round))
+        if error.final or begun is None or begun.leader != leader or self.own.index not in begun.members:
+            raise Overtaken(str(error)) from None
+        return replace(history, round=history.round + 1)
 
     def join(self) -> tuple[History, Rendezvous]:
         """Joins the round after the running one, once it starts. Raises AttemptOver, NobodyLeads or AskedToStop."""

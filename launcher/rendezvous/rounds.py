@@ -607,7 +607,7 @@ class Rounds:
         try:
             safe_io.create(self._folder / f"{number}.json", json.dumps(values).encode())
         except FileExistsError:
-            return self._of_number(number) == Round(
+            return self.of_number(number) == Round(
                 number, leader.host, port, leader.index, tuple(member.index for member in members)
             )
         return True
@@ -627,10 +627,11 @@ class Rounds:
         except FileNotFoundError:
             return None
         numbers = [int(name.removesuffix(".json")) for name in names if name.removesuffix(".json").isdecimal()]
-        found = (self._of_number(number) for number in sorted(numbers, reverse=True))
+        found = (self.of_number(number) for number in sorted(numbers, reverse=True))
         return next((each for each in found if each is not None), None)
 
-    def _of_number(self, number: int) -> Round | None:
+    def of_number(self, number: int) -> Round | None:
+        """Returns round `number`; None: its file is not in this format; raises OSError."""
         try:
             values: dict[str, Any] = json.loads((self._folder / f"{number}.json").read_text())
             members = tuple(int(member["index"]) for member in values["members"])

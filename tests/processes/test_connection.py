@@ -299,6 +299,43 @@ def lose_leader(agent: LeaderConnection) -> None:
     agent._hub = agent.coordinator = None
 
 
+@pytest.mark.parametrize("told", [(), (1,), (2,)])
+def test_a_leader_that_is_lost_when_it_has_recorded_a_round_is_replaced_at_once(
+    make: Make, told: tuple[int, ...]
+) -> None:
+    """Some or none were told that the round begins."""
+    agents = [make(index) for index in range(3)]
+    first = met(*agents)
+    leader = agents[0].coordinator
+    assert leader is not None
+    send, listens = leader._send, leader._listen
+
+    def send_to_some(indices: Any, message: Any) -> None:
+        send(told if message["type"] == "begin" else indices, message)
+
+    def lead() -> None:
+        with pytest.raises(AskedToStop):
+            agents[0].next(R1, first[0], ())
+        lose_leader(agents[0])
+
+    def listen(members: Any) -> int:
+        agents[0]._signals._take(15, None)  # it ends as soon as it has told
+        return listens(members)
+
+    leader._listen, leader._send = listen, send_to_some  # type: ignore[method-assign]
+
+    def follow(index: int) -> Any:
+        history, rendezvous = agents[index].next(R1, first[index], ())
+        if history.round == 2:
+            return history, rendezvous
+        messages(agents[index], "leader_lost")
+        return agents[index].next(History(round=2), rendezvous, (0,))
+
+    _, *second = together(lead, lambda: follow(1), lambda: follow(2))
+    assert [(history.round, indices(rendezvous)) for history, rendezvous in second] == [(2, [1, 2])] * 2, second
+    second[0][1].listener.close()
+
+
 def test_one_who_was_away_waits_and_is_let_in(make: Make) -> None:
     agents = [make(index) for index in range(3)]
     first = met(*agents)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.agent import leader_connection
+from launcher.agent.leader_connection import in_turn
+from launcher.runs.events import Place
 from tests.unit.clock import Clock
 
 
@@ -51,3 +53,20 @@ def test_agents_that_do_not_report_are_waited_for_until_the_timeout(monkeypatch:
     before = clock.now
     assert collect(agents, clock) == dict.fromkeys(range(3), 7)
     assert clock.now - before == pytest.approx(60.0, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "left", "lost", "order"),
+    [
+        ([0, 1, 2, 3], [1, 2, 3], 0, [1, 2, 3]),
+        ([0, 1, 2, 3], [0, 2, 3], 1, [0, 2, 3]),
+        ([0, 0, 0, 1, 1, 1, 2, 2, 2], [1, 2, 3, 4, 5, 6, 7, 8], 0, [3, 6, 4, 7, 5, 8, 1, 2]),
+        ([0, 0, 1, 1], [0, 1, 3], 2, [0, 1, 3]),
+        ([0, 0, 0], [1, 2], 0, [1, 2]),
+    ],
+)
+def test_no_two_agents_of_a_node_that_may_be_lost_are_tried_as_leaders_before_those_of_others(
+    nodes: list[int], left: list[int], lost: int, order: list[int]
+) -> None:
+    places = [Place(host=f"node{node}", node=node) for node in nodes]
+    assert in_turn(left, lost, places) == order
