@@ -22,7 +22,7 @@ from launcher.agent.leader_connection import AskedToStop, AttemptOver, LeaderCon
 from launcher.agent.policy import AttemptFailed, Done, History, NextRound, RoundEnd, RoundFailure, fault_of_end
 from launcher.agent.preflight import Preflight
 from launcher.agent.rank_watch import AgentContext, GpuWatch
-from launcher.agent.supervisor import Supervisor
+from launcher.agent.supervisor import Supervisor, has_checkpoint
 from launcher.agent.workers import Fresh, StartError, WorkerGroup, preload
 from launcher.attach import RequestHandler
 from launcher.binding import hardware, masks
@@ -218,6 +218,7 @@ class _Agent:
             secret=attempt.run.secret(), key=f"{plan.run_id}/{attempt.number}/{place.job}",
             port_range=plan.cluster.port_range, join_timeout=plan.launch.rendezvous_timeout, signals=signals,
             blame=hang_diagnosis.blame, saved=lambda began: saved(plan, began) if plan.program_resumes else False,
+            has_checkpoint=lambda: has_checkpoint(plan),
         )  # fmt: skip
         stacks = hang_diagnosis.Stacks(self.own.ranks)
         memory = exit_report.make_memory() if plan.checkpoint.memory != 0 else -1

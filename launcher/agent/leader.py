@@ -68,12 +68,12 @@ class Coordinator:
 
     def __init__(
         self, limits: RoundLimits, places: Sequence[Place], own: Member, *, claim: Claim, listen: Listen, blame: Blame,
-        saved: Callable[[], bool | None] = lambda: False,
+        saved: Callable[[], bool | None] = lambda: False, has_checkpoint: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         # claim: records the start of a round, from its index and members; returns a fault if it cannot start. listen:
         # opens a port for the ranks' store of a round with these members.
         self.limits, self._places, self._own, self._claim, self._blame = limits, places, own, claim, blame
-        self._listen, self._saved = listen, saved
+        self._listen, self._saved, self._has_checkpoint = listen, saved, has_checkpoint
         self.history = History()
         self.arrivals: Arrivals | None = None  # for a round that is about to start
         self.verdict: policy.RoundVerdict | None = None  # what follows the failure of this round, if it has had one
@@ -341,7 +341,7 @@ class Coordinator:
             self.verdict = policy.judge(
                 failure, self.history, stopping="stop" in self._announced,
                 members=len(left) + len(lost) + len(self.spares()), least=self.limits.least,
-                max_restarts=self.limits.max_restarts, saved=self._saved,
+                max_restarts=self.limits.max_restarts, saved=self._saved, has_checkpoint=self._has_checkpoint,
             )  # fmt: skip
             self.history = self.verdict.history
             self.broadcast({"type": "verdict", "verdict": as_json(self.verdict, defaults=False)})

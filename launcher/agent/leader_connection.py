@@ -130,11 +130,11 @@ class LeaderConnection:
     def __init__(
         self, own: Member, *, attempt: Path, limits: RoundLimits, places: Sequence[Place], hosts: Sequence[str],
         secret: bytes, key: str, port_range: tuple[int, int], join_timeout: float, signals: Signals, blame: Blame,
-        saved: Callable[[int], bool | None] = lambda _: False,
+        saved: Callable[[int], bool | None] = lambda _: False, has_checkpoint: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         # places, hosts (to connect to, with cluster.host_suffix): by member index. key: id of this attempt, from which
         # its secret is derived. join_timeout: seconds in which all agents must have arrived for the first round. saved:
-        # whether a program has saved something since a time in nanoseconds; None: unknown.
+        # whether a program has saved something since a time in nanoseconds; None: unknown. has_checkpoint: of the run.
         self.own, self._limits, self._places, self._signals = own, limits, places, signals
         self.status: dict[str, Any] = {}  # the fields of this agent's heartbeats
         self.coordinator: Coordinator | None = None  # on the leader
@@ -144,7 +144,7 @@ class LeaderConnection:
         self._inbox: list[Message] = []
         self._next_heartbeat = self._last_message = self._last_listen = 0.0
         self._hosts, self._secret, self._port_range = hosts, rounds.secret_of(secret, key), port_range
-        self._join_timeout, self._blame, self._saved = join_timeout, blame, saved
+        self._join_timeout, self._blame, self._saved, self._has_checkpoint = join_timeout, blame, saved, has_checkpoint
         self._began: int | None = None  # time of the file server at which the round that this agent leads began
         self._rounds, self._exit_code = rounds.Rounds(attempt / "rounds"), attempt / "exit_code"
         self._loopback = len(set(hosts)) == 1
@@ -539,6 +539,7 @@ class LeaderConnection:
                 self.coordinator = Coordinator(
                     self._limits, self._places, self.own, claim=self._claim, listen=self._listen_for_ranks,
                     blame=self._blame, saved=lambda: None if self._began is None else self._saved(self._began),
+                    has_checkpoint=self._has_checkpoint,
                 )  # fmt: skip
             return self._lead(history, wanted, timeout, before)
         deadline = time.monotonic() + timeout

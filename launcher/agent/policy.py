@@ -61,7 +61,7 @@ class History:
 
 def decide(
     kind: RoundEnd, history: History, progress: bool | None, *,
-    listens: bool, stopping: bool, enough: bool, max_restarts: int, again: bool = False,
+    listens: bool, stopping: bool, enough: bool, max_restarts: int, again: bool = False, has_checkpoint: bool = False,
 ) -> NextStep:  # fmt: skip
     """Returns what follows a failure. The first row that applies decides.
 
@@ -70,6 +70,7 @@ def decide(
     | exit code 93 (NO_RETRY) | no retry |
     | ranks exited with code 75 by themselves or after a stop request (LEFT) | resume |
     | ranks exited with code 75 because a node came back (REGROUP); enough nodes, no stop request | restart |
+    | a node was lost before any rank had told that it can resume, and the run has a checkpoint | resume |
     | the rank cannot resume, or has reported that its error is final | fail |
     | an error of the program (RAISED) in a round without progress | fail: it would happen again |
     | a stop request | resume |
@@ -88,7 +89,7 @@ def decide(
     if kind is RoundEnd.REGROUP and enough and not stopping:
         return NextStep.RESTART
     if not listens:
-        return NextStep.FAIL
+        return NextStep.RESUME if kind is RoundEnd.LOST_NODE and has_checkpoint else NextStep.FAIL
     if kind is RoundEnd.RAISED and progress is False:
         return NextStep.FAIL
     if stopping or not enough:
@@ -179,9 +180,9 @@ def returned_early(done: Sequence[Accused], needed_by: str) -> str:
 
 def judge(
     failure: RoundFailure, history: History, *, stopping: bool, members: int, least: int, max_restarts: int,
-    saved: Callable[[], bool | None] = lambda: False,
+    saved: Callable[[], bool | None] = lambda: False, has_checkpoint: Callable[[], bool] = lambda: False,
 ) -> RoundVerdict:  # fmt: skip
-    """Returns the verdict on the first failure of a round; `saved` is called only if that decides."""
+    """Returns the verdict on the first failure of a round; `saved`, `has_checkpoint`: called only if they decide."""
     steps = failure.step > history.best
     counts = failure.listens and failure.kind not in (RoundEnd.NO_RETRY, RoundEnd.LEFT)
     progress = saved() if counts and not steps else steps
@@ -190,6 +191,7 @@ def judge(
     then = decide(
         failure.kind, history, progress, listens=failure.listens, stopping=stopping,
         enough=members - len(failure.lost) >= least, max_restarts=max_restarts, again=again,
+        has_checkpoint=failure.kind is RoundEnd.LOST_NODE and not failure.listens and has_checkpoint(),
     )  # fmt: skip
     if then is NextStep.RESTART:
         history = history.after(further, counts=failure.kind is not RoundEnd.REGROUP, hung=failure.place)

@@ -25,6 +25,7 @@ from launcher.agent.policy import History, RoundEnd, RoundFailure, RoundVerdict,
 from launcher.agent.rank_watch import AgentContext, RankStatus
 from launcher.agent.workers import LeftOver, WorkerExit, WorkerGroup
 from launcher.attach import GONE
+from launcher.checkpoint import format as checkpoints
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.files.json_types import from_json
@@ -44,6 +45,14 @@ TICK = 0.1  # seconds between two polls of the ranks' output and heartbeats
 AGREES = 0.005  # seconds between two polls while ranks have to answer whether they can stop at a step boundary
 DIES = 10.0  # seconds after SIGKILL in which a rank has to be gone, or its node is bad
 DECIDED = 5.0  # seconds, besides launch.heartbeat, in which the leader has to decide about a failure
+
+
+def has_checkpoint(plan: JobPlan) -> bool:
+    """Returns whether the run has saved a checkpoint, or may have: that cannot be read now."""
+    try:
+        return bool(checkpoints.candidates(Path(plan.checkpoint.dir)))
+    except checkpoints.CannotRead:
+        return True
 
 
 class Phase(Enum):
@@ -375,6 +384,7 @@ class Supervisor:
             members=len(self._rendezvous.members) + len(self._rendezvous.spares),
             max_restarts=self._plan.launch.max_restarts,
             saved=lambda: None if self._plan.program_resumes else False,  # all agents decide the same
+            has_checkpoint=lambda: has_checkpoint(self._plan),
         )  # fmt: skip
         self._receive_verdict(verdict, now)
 

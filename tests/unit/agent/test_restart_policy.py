@@ -15,12 +15,13 @@ SPENT = History(round=4, best=20, tried=3, listened=True)
 def verdict(
     kind: RoundEnd, history: History = AFTER_PROGRESS, *, listens: bool = True, stopping: bool = False,
     enough: bool = True,
-    step: int = 20, unknown: bool = False, again: bool = False,
+    step: int = 20, unknown: bool = False, again: bool = False, has_checkpoint: bool = False,
 ) -> NextStep:  # fmt: skip
     progress = None if unknown else step > history.best
     return decide(
-        kind, history, progress, listens=listens, stopping=stopping, enough=enough, max_restarts=3, again=again
-    )
+        kind, history, progress, listens=listens, stopping=stopping, enough=enough, max_restarts=3, again=again,
+        has_checkpoint=has_checkpoint,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,8 @@ def verdict(
         (RoundEnd.KILLED, {"listens": False}, NextStep.FAIL),
         (RoundEnd.HUNG, {"listens": False}, NextStep.FAIL),
         (RoundEnd.LOST_NODE, {"listens": False}, NextStep.FAIL),
+        (RoundEnd.LOST_NODE, {"listens": False, "has_checkpoint": True}, NextStep.RESUME),
+        (RoundEnd.KILLED, {"listens": False, "has_checkpoint": True}, NextStep.FAIL),
         (RoundEnd.RAISED, {"listens": False, "stopping": True}, NextStep.FAIL),
         (RoundEnd.RAISED, {}, NextStep.RESTART),
         (RoundEnd.RAISED, {"step": 4}, NextStep.FAIL),

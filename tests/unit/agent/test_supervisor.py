@@ -19,7 +19,7 @@ from launcher.agent.leader import Coordinator
 from launcher.agent.leader_connection import Signals
 from launcher.agent.policy import AttemptFailed, Done, History, NextRound
 from launcher.agent.rank_watch import AgentContext
-from launcher.agent.supervisor import ALONE, DECIDED, DIES, LATE, TICK, Supervisor
+from launcher.agent.supervisor import ALONE, DECIDED, DIES, LATE, TICK, Supervisor, has_checkpoint
 from launcher.agent.workers import WorkerExit
 from launcher.attach import RequestHandler
 from launcher.failures.codes import FaultCode, StopReason
@@ -191,8 +191,9 @@ class Job:
         )
         places = [Place(host=f"node{index}", node=index) for index in range(agents)]
         self.coordinator = Coordinator(
-            limits, places, self.members[0], claim=lambda *_: None, listen=lambda _: 1, blame=lambda _: self.blamed
-        )
+            limits, places, self.members[0], claim=lambda *_: None, listen=lambda _: 1, blame=lambda _: self.blamed,
+            has_checkpoint=lambda: has_checkpoint(plan),
+        )  # fmt: skip
         history = history or History()
         self.attempt = directory.Attempt(directory.Run(folder), 0)
         self.attempt.logs.mkdir(parents=True)
@@ -856,6 +857,20 @@ def test_too_few_nodes_resume_in_another_attempt(job: Callable[..., Job]) -> Non
     one.run(1)
     assert one.ended()[:2] == [errors.RESUME, errors.RESUME]
     assert (one.fault(1).code, one.fault(1).accused) == (FaultCode.NODE_ENDED, (Accused(host="node2"),))
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+@pytest.mark.parametrize(("saved", "code"), [(True, errors.RESUME), (False, errors.FAILED)])
+def test_a_node_that_is_lost_while_ranks_load_does_not_end_a_run_that_has_a_checkpoint(
+    job: Callable[..., Job], tmp_path: Path, saved: bool, code: int, lost: int
+) -> None:
+    """No rank has told yet that it can resume."""
+    folder = tmp_path / "checkpoints"
+    (folder / ("step-000000005" if saved else ".saving")).mkdir(parents=True)
+    one = job(agents=3, min_nodes=3, listen=False, checkpoint={"dir": str(folder)})
+    one.cut(lost)
+    one.run(GRACE + 2)
+    assert [each for index, each in enumerate(one.ended()) if index != lost] == [code, code]
 
 
 def test_too_few_nodes_that_may_be_cut_off_do_not_speak_for_the_attempt_yet(job: Callable[..., Job]) -> None:
