@@ -61,6 +61,7 @@ from launcher.search.progress import chooses_more, described, look, rung_lines, 
 from launcher.units import parse_ranges
 
 if TYPE_CHECKING:
+    from launcher.plan.plan import JobPlan
     from launcher.sweeps.submit import SubmittedPilots
 
 RECENT = 20  # sweeps, and points of one, that are shown without --all
@@ -435,9 +436,9 @@ def _rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool) -> int:
     from launcher.submission.resume import secrets_again
     from launcher.sweeps import control
 
-    def ask(chosen: Sequence[int]) -> None:
-        if plans := [plan for plan in (sweep.run(index).plan() for index in chosen) if plan.queued]:
-            above = sweep.run(chosen[0]).record().get("config", {}).get("confirm_above")
+    def ask(chosen: Mapping[int, JobPlan]) -> None:
+        if plans := [plan for plan in chosen.values() if plan.queued]:
+            above = sweep.run(next(iter(chosen))).record().get("config", {}).get("confirm_above")
             confirm(limits.lines_of_all(plans), limits.of_plans(plans), above, yes=yes)
 
     submitted = control.rerun(sweep, points, ask, secrets_again)

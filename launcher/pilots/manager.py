@@ -28,7 +28,7 @@ from launcher.agent.workers import preload
 from launcher.errors import LauncherError, UnavailableError, is_transient
 from launcher.failures.codes import StopReason
 from launcher.files.retried_reads import IN_A_JOB, Ok, exists
-from launcher.formatting import log_line, ranges
+from launcher.formatting import log_line, plural, ranges
 from launcher.pilots import point_fork
 from launcher.pilots.point_fork import Slot, slots_of_node
 from launcher.processes import Process, namespace
@@ -243,25 +243,33 @@ class SlotManager:
 
     def _start(self, point: int, before: PointLog) -> None:
         # If that fails, no point is started for PAUSE seconds
-        entry = before.next + 1
-        run = self._sweep.run(point) if self._search is None else self._search.made(point)
-        if run.has("cancelled"):
-            self._claims.add(point, entry, EntryKind.CANCELLED, self._mine)
-            return
-        slot = self._free.pop()
+        slot, most = self._free.pop(), self._plan.resume.max_attempts
         try:
+            run = self._sweep.run(point) if self._search is None else self._search.made(point)
+            if run.has("cancelled"):
+                self._not_started(point, before, slot, EntryKind.CANCELLED)
+                return
+            if before.state is State.HELD and before.interrupted >= most:
+                log_line(f"point {point} is not started again: it has had {plural(most, 'attempt')}")
+                self._not_started(point, before, slot, EntryKind.FATAL)
+                return
             attempt = point_fork.begin(run)
             self._note(kinds.PointBegan(point=point, slot=slot.number, attempt=attempt.number))
             pid = self._starts(attempt, slot, self._host)
         except (OSError, UnavailableError) as error:
-            kind = EntryKind.RELEASED if is_transient(error) else EntryKind.FAILED  # no process is left, or a full disk
+            again = is_transient(error) and before.interrupted + 1 < most  # no process is left, say; else a full disk
             log_line(f"point {point} cannot be started: {error}")
-            self._claims.add(point, entry, kind, self._mine)
-            self._note(kinds.PointEnded(point=point, slot=slot.number, code=errors.FAILED, kind=kind.value))
-            self._free.append(slot)
+            self._not_started(point, before, slot, EntryKind.RELEASED if again else EntryKind.FAILED)
+            self._free_points.not_started.add(point)
             self._next_start = time.monotonic() + PAUSE
             return
-        self._running[pid] = Running(point, entry, slot, before, attempt)
+        self._running[pid] = Running(point, before.next + 1, slot, before, attempt)
+
+    def _not_started(self, point: int, before: PointLog, slot: Slot, kind: EntryKind) -> None:
+        self._tell_search(point, before, kind)
+        self._retried(lambda: self._claims.add(point, before.next + 1, kind, self._mine))
+        self._note(kinds.PointEnded(point=point, slot=slot.number, code=errors.FAILED, kind=kind.value))
+        self._free.append(slot)
 
     def _reap(self) -> None:
         for pid in list(self._running):
@@ -276,9 +284,9 @@ class SlotManager:
                 point_fork.close(each.attempt, -code, self._host, asked=each.stopping or each.kill_at is not None)
         kind = outcome(
             code, stopping=each.stopping, cancelled=each.cancelled, pruned=each.pruned,
-            stopped=_marked(run.path / "stop"), spent=each.before.releases + 1 >= self._plan.resume.max_attempts,
+            stopped=_marked(run.path / "stop"), spent=each.before.interrupted + 1 >= self._plan.resume.max_attempts,
         )  # fmt: skip
-        self._tell_search(each, kind)
+        self._tell_search(each.point, each.before, kind)
         if not self._retried(lambda: self._claims.add(each.point, each.entry, kind, self._mine)):
             log_line(f"another pilot or node has taken over point {each.point}: its end here does not count")
         self._free.append(each.slot)
@@ -292,13 +300,13 @@ class SlotManager:
             self._note(kinds.NodeLeftOut(points=last))
             log_line(f"{self._host} runs no more points: {ranges(sorted(last))} failed here, others elsewhere did not")
 
-    def _tell_search(self, each: Running, kind: EntryKind) -> None:
+    def _tell_search(self, point: int, before: PointLog, kind: EntryKind) -> None:
         # Reports the end of a point to the search, unless it will be retried. Call it before writing the point's log:
         # the search ignores a second report of the same point.
         if self._search is None:
             return
         failed = kind is EntryKind.FATAL or (
-            kind is EntryKind.FAILED and len(each.before.failed_on) >= self._packing.retries
+            kind is EntryKind.FAILED and len(before.failed_on) >= self._packing.retries
         )
         outcome = {EntryKind.DONE: TrialState.COMPLETE, EntryKind.PRUNED: TrialState.PRUNED}.get(
             kind, TrialState.FAIL if failed else None
@@ -307,9 +315,9 @@ class SlotManager:
             return
         search = self._search
         try:
-            self._retried(lambda: search.ended(each.point, outcome))
+            self._retried(lambda: search.ended(point, outcome))
         except (OSError, UnavailableError) as error:
-            log_line(f"the search did not record the end of point {each.point}: {error}")
+            log_line(f"the search did not record the end of point {point}: {error}")
 
     def _retried(self, call: Callable[[], T]) -> T:
         give_up = time.monotonic() + IN_A_JOB
@@ -484,6 +492,7 @@ class FreePoints:
         self._free: deque[int] = deque()
         self._next_look = self._looked = self._pause = 0.0
         self._stale = True
+        self.not_started: set[int] = set()  # that this manager could not start
         self.logs: dict[int, PointLog] = {}
         self.others_done = self.waits = False
 
@@ -541,6 +550,7 @@ class FreePoints:
         self._free = deque(point_claims.next_points(
             self.logs, self.count, self._mine, part=(managers.index(self._mine), len(managers)), hosts=hosts,
             live={hosts[each] for each in managers}, taken_over=held,
+            not_started=self.not_started,
         ))  # fmt: skip
         self._stale = False
         self._looked = self._clock()

@@ -114,7 +114,13 @@ class PointLog:
     failed_on: tuple[Manager, ...] = ()  # slot managers on which the point has failed since the user last started it
     begun: bool = False  # whether the log has any entry
     releases: int = 0  # number of RELEASED entries since the user last started the point
+    lost: int = 0  # how many slot managers have ended while they ran it, in this time: others took it over
     last: Manager | None = None  # slot manager that made the last entry; None: the user, or there is no entry
+
+    @property
+    def interrupted(self) -> int:
+        """How many attempts have ended early since the user last started the point, if its owner, if any, is dead."""
+        return self.releases + self.lost + (self.state is State.HELD)
 
 
 _ENDS = {
@@ -135,10 +141,11 @@ def fold(entries: Sequence[LogEntry], retries: int) -> PointLog:
     | FATAL | FAILED |
     | DONE, PRUNED, STOPPED, CANCELLED | the state of that name |
     """
-    state, owner, failed, releases = State.FREE, None, [], 0
+    state, owner, failed, releases, lost = State.FREE, None, [], 0, 0
     for entry in entries:
         owner = None
         if entry.kind is EntryKind.CLAIMED:
+            lost += state is State.HELD
             state, owner = State.HELD, entry.manager
         elif entry.kind is EntryKind.FAILED:
             failed += [entry.manager] if entry.manager else []
@@ -149,9 +156,9 @@ def fold(entries: Sequence[LogEntry], retries: int) -> PointLog:
             state = State.FREE
             releases += entry.kind is EntryKind.RELEASED
             if entry.kind is EntryKind.AGAIN:
-                failed, releases = [], 0
+                failed, releases, lost = [], 0, 0
     last = entries[-1].manager if entries else None
-    return PointLog(state, owner, len(entries), tuple(failed), bool(entries), releases, last)
+    return PointLog(state, owner, len(entries), tuple(failed), bool(entries), releases, lost, last)
 
 
 def may_take_over(owner: Manager, mine: Manager, alive: bool | None, unchanged: float, lease: float = LEASE) -> bool:
@@ -190,7 +197,7 @@ def heartbeat_seconds(lease: float) -> float:
 def next_points(
     logs: Mapping[int, PointLog], count: int, mine: Manager, *, part: tuple[int, int] = (0, 1),
     hosts: Mapping[Manager, str] | None = None, live: Collection[str] = (),
-    taken_over: Collection[int] = (),
+    taken_over: Collection[int] = (), not_started: Collection[int] = (),
 ) -> list[int]:  # fmt: skip
     """Returns the numbers of the points that a slot manager may claim, in the order in which it should try.
 
@@ -201,21 +208,23 @@ def next_points(
     | has failed on other nodes | third |
     | has failed on this node, but not on every live node | not on this node |
     | has failed on every live node | last |
+    | has ended SEVERAL managers, as it seems; is in `not_started` | last |
 
     logs: log of each point that has one, by the point's number.
     part: index of `mine` among the live managers, and the number of live managers.
+    not_started: points that `mine` has claimed, and could not start.
     """
     hosts = hosts or {}
     here = hosts.get(mine, "")
     resumed, failed, last = [], [], []
     for point, log in logs.items():
         if point in taken_over:
-            resumed.append(point)
+            (last if log.lost + 1 >= SEVERAL else resumed).append(point)
         if log.state is not State.FREE or not log.begun:
             continue
         tried = {hosts.get(each, "?") for each in log.failed_on}
         if not tried:
-            resumed.append(point)
+            (last if log.lost >= SEVERAL or point in not_started else resumed).append(point)
         elif here not in tried:
             failed.append(point)
         elif not set(live) - tried:

@@ -206,7 +206,7 @@ class Sweep(Struct):
         """Adds a request to run points on this machine. restart: whether points that have run before are run again."""
         live_runs_index.add(self.path)
         since = time.time() if restart else 0.0
-        safe_io.append(self.path / "points", f"{since} {ranges(points)}\n")
+        safe_io.append(self.path / "points", f"{since} {ranges(points)}\n", sync=True)
 
     def local_requests(self) -> dict[int, float]:
         """Returns the points that this machine is to start, with the time of the request (since the epoch), by time.

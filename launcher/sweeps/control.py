@@ -18,7 +18,17 @@ from launcher.environment import secrets as secret
 from launcher.errors import LauncherError, RunError
 from launcher.formatting import ranges
 from launcher.job.wait_for_others import submit_released
-from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, cancel_point, cancelled, forget, queries
+from launcher.monitoring.run_status import (
+    DamagedRun,
+    JobMonitor,
+    RunState,
+    RunStatus,
+    cancel_point,
+    cancelled,
+    forget,
+    or_damaged,
+    queries,
+)
 from launcher.monitoring.sweep_status import (
     STARTED,
     PointStatus,
@@ -59,6 +69,9 @@ def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = 
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(only_submitter(sweep.path))
+            if points is None:  # again: a command that submitted meanwhile has removed it
+                with _collected(unmarked):
+                    sweep.mark_cancelled(True)
             if (packing := sweep.manifest().packing) is None:
                 found = _cancel(sweep, points, kill, unmarked)
             else:
@@ -291,12 +304,13 @@ def points_to_restart(statuses: Sequence[PointStatus], points: Collection[int] |
 
 
 def rerun(
-    sweep: Sweep, points: Collection[int] | None, confirm: Callable[[Sequence[int]], None] = lambda _: None,
+    sweep: Sweep, points: Collection[int] | None, confirm: Callable[[Mapping[int, JobPlan]], None] = lambda _: None,
     secrets: Callable[[Run], Mapping[str, str]] = lambda _: {},
 ) -> SubmittedSweep | None:  # fmt: skip
     """Restarts points of a sweep, as `points_to_restart` says; None: there are none; secrets: see `submit.resubmit`.
 
-    confirm: called with the numbers before the submission; raises an error if the user declines.
+    confirm: called with their plans before the submission; raises an error if the user declines. Points whose records
+    are damaged are left out, and printed, unless they are named.
     """
     from launcher.sweeps.submit import resubmit
 
@@ -307,7 +321,16 @@ def rerun(
         if len(made) < len(chosen) and (points is not None or not made):
             missing, do = sorted({*chosen} - {*made}), f"repeat the sweep's command with sweep.id={sweep.id}"
             raise RunError(f"nothing was submitted: points {ranges(missing)} have not been made: {do}")
-        if not made:
+        plans: dict[int, JobPlan] = {}
+        for index in made:
+            plan = or_damaged(sweep.run(index), sweep.run(index).plan)
+            if not isinstance(plan, DamagedRun):
+                plans[index] = plan
+            elif points is not None:
+                raise plan.error()
+            else:
+                print(f"launcher: point {index} is left out: {plan.message}", file=sys.stderr)
+        if not plans:
             return None
-        confirm(made)
-        return resubmit(sweep, made, secrets)
+        confirm(plans)
+        return resubmit(sweep, list(plans), secrets)

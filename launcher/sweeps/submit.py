@@ -28,7 +28,7 @@ from launcher.formatting import plural
 from launcher.monitoring.run_status import JobMonitor, RunState, queries, status_of
 from launcher.monitoring.sweep_status import LiveArray, live_jobs, live_pilots, point_statuses, throttle_each
 from launcher.paths import default_runs_dir, own_module
-from launcher.plan.plan import JobPlan
+from launcher.plan.plan import Cluster, JobPlan
 from launcher.runs import event_files, events, live_runs_index
 from launcher.runs.directory import Run, token_of
 from launcher.runs.events import ManagerEnded, ManagerIdle, Submitted, every
@@ -261,7 +261,7 @@ class _ArraySubmitter:
         )
         throttle_each(live, throttles[: len(live)])
         not_accepted: list[int] = []
-        full: list[JobPlan] = []  # plans of arrays of which the scheduler accepts no more jobs
+        full: list[Cluster] = []  # accounts, partitions, ... of which the scheduler accepts no more jobs
         # by array, live ones first: its last job; None: none of its points was submitted
         last: list[LiveArray | None] = [*live]
         for number, (plan, members) in enumerate(arrays, len(live)):
@@ -269,9 +269,9 @@ class _ArraySubmitter:
             before = number - (self._parallelism or len(throttles))  # so that at most `parallelism` arrays run at once
             preceding = None if before < 0 else last[before]
             submitted = len(self._jobs)
-            rest = list(members) if plan in full else self._submit_in_parts(plan, members, throttle, preceding)
+            rest = list(members) if plan.cluster in full else self._submit_in_parts(plan, members, throttle, preceding)
             last.append(self._last_job(plan) if len(self._jobs) > submitted else None)
-            full += [plan] if rest else []
+            full += [plan.cluster] if rest else []
             not_accepted += rest
         local = tuple(
             index for plan, members in self._groups if not plan.queued for index in members if index in points

@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.leader_connection import Signals
-from launcher.errors import RESUME
+from launcher.errors import RESUME, UnavailableError
 from launcher.pilots import manager
 from launcher.pilots.manager import FreePoints, SlotManager
 from launcher.runs import event_files
 from launcher.runs.directory import Run
-from launcher.runs.events import Event, ManagerIdle, NodeLeftOut, PointEnded, Progress, known
+from launcher.runs.events import Event, ManagerEnded, ManagerIdle, NodeLeftOut, PointEnded, Progress, known
 from launcher.runs.point_claims import Claims, EntryKind, Manager, State
 from launcher.runs.sweep_directory import Sweep, TrialState
 from tests.unit.pilots.managers import Points, packed_sweep, slot_manager
+from tests.unit.plans import plan_of
 
 
 def states(sweep: Sweep, retries: int = 0) -> Mapping[int, State]:
@@ -280,3 +281,52 @@ def test_a_manager_that_waits_for_the_lock_of_a_search_sends_heartbeats(
     os.utime(journal, (0, 0))
     found[0]()
     assert journal.stat().st_mtime > 0
+
+
+def test_a_point_whose_folder_cannot_be_read_now_ends_no_pilot_and_is_tried_again_when_others_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, points, has, failures = packed_sweep(tmp_path, 4), Points({}), Run.has, [1, 2]
+
+    def failing(run: Run, name: str) -> bool:
+        if name == "cancelled" and run.path.name == "1" and failures:
+            raise UnavailableError(f"not now: {failures.pop()}")
+        return has(run, name)
+
+    monkeypatch.setattr(Run, "has", failing)
+    monkeypatch.setattr(manager, "PAUSE", 0.0)
+    slot_manager(sweep, points, monkeypatch).run()
+    assert points.started == [0, 2, 3, 1]
+    assert states(sweep) == dict.fromkeys(range(4), State.DONE)
+
+
+def test_a_point_that_ends_its_managers_comes_last_and_has_as_many_attempts_as_any_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may take more memory than there is: then the kernel or the scheduler kills the whole pilot."""
+    sweep, most = packed_sweep(tmp_path, 3), plan_of().resume.max_attempts
+    folder = Claims(sweep.path, 0)
+    for attempt in range(most - 1):
+        assert folder.add(0, attempt, EntryKind.CLAIMED, Manager(0, attempt, 0, 0))
+        folder.note(Manager(0, attempt, 0, 0), ManagerEnded())
+    points = Points({0: RESUME})
+    slot_manager(sweep, points, monkeypatch, attempt=most).run()
+    assert points.started == [1, 2, 0]
+    assert states(sweep) == {0: State.FAILED, 1: State.DONE, 2: State.DONE}
+
+
+def test_a_point_that_has_ended_as_many_managers_as_it_may_have_attempts_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, most = packed_sweep(tmp_path, 2), plan_of().resume.max_attempts
+    folder = Claims(sweep.path, 0)
+    for attempt in range(most):
+        assert folder.add(0, attempt, EntryKind.CLAIMED, Manager(0, attempt, 0, 0))
+        folder.note(Manager(0, attempt, 0, 0), ManagerEnded())
+    points = Points({})
+    slot_manager(sweep, points, monkeypatch, attempt=most).run()
+    assert points.started == [1]
+    assert states(sweep) == {0: State.FAILED, 1: State.DONE}
+    folder.add(0, folder.log(0).next, EntryKind.AGAIN, None)  # as `sweep rerun` does
+    slot_manager(sweep, points, monkeypatch, attempt=most + 1).run()
+    assert points.started == [1, 0]

@@ -280,6 +280,10 @@ def test_points_that_this_machine_is_to_run(tmp_path: Path) -> None:
     assert asked[0] > 1e9
     sweep.request_local([0, 3], restart=False)
     assert sweep.local_requests() == {**asked, 3: 0.0}
+    with (sweep.path / "points").open("a") as file:
+        file.write("0.0 4-")  # by a machine that died
+    sweep.request_local([4, 5], restart=False)
+    assert sweep.local_requests() == {**asked, 3: 0.0, 4: 0.0, 5: 0.0}
 
 
 def test_sweeps_and_points_are_found(tmp_path: Path) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -352,3 +353,35 @@ def test_an_array_whose_submitter_was_killed_is_found_before_it_is_cancelled(
     monkeypatch.setattr(Slurm, "find", lambda _, token, name: {"t": "100"}[token])
     assert control.cancel(sweep) == {0: "queued", 1: "queued"}
     assert site.told == [("100",)]
+
+
+def test_a_sweep_that_is_cancelled_while_another_command_submits_it_stays_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = packed_sweep(tmp_path, 3)
+
+    @contextlib.contextmanager
+    def after_another_one(_: Path) -> Iterator[None]:
+        sweep.mark_cancelled(False)  # as each submission does
+        yield
+
+    monkeypatch.setattr(control, "only_submitter", after_another_one)
+    control.cancel(sweep)
+    assert [each.state for each in point_statuses(sweep)] == ["cancelled"] * 3
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_point_whose_record_is_damaged_does_not_keep_the_others_from_running_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], packed: bool
+) -> None:
+    sweep, again = packed_sweep(tmp_path, 3) if packed else make_sweep(tmp_path, 3), list[Sequence[int]]()
+    Site(monkeypatch, Slurm, {})
+    monkeypatch.setattr(submit, "resubmit", lambda sweep, points, secrets: again.append(points))
+    for index in range(3):
+        end(sweep.run(index), 1)
+    (sweep.run(1).path / "record.json").write_text("{")
+    control.rerun(sweep, None)
+    assert again == [[0, 2]]
+    assert f"point 1 is left out: {sweep.run(1).path}/record.json cannot be read" in capsys.readouterr().err
+    with pytest.raises(RunError, match=r"1/record\.json cannot be read"):
+        control.rerun(sweep, [0, 1])

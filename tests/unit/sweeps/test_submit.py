@@ -192,6 +192,14 @@ def test_no_group_is_refused_because_another_one_is_full(site: Site) -> None:
     assert sorted([*left, *submitted_points(site)]) == list(range(8))
 
 
+def test_of_many_groups_few_are_tried_once_no_more_jobs_are_accepted(site: Site) -> None:
+    """With MaxJobCount of Slurm, each refusal takes minutes."""
+    site.slurm.set(most_jobs=2)
+    done = site.submit([f"seed={number} time={number + 1}h" for number in range(12)])
+    assert (submitted_points(site), done.not_accepted) == ([0, 1], tuple(range(2, 12)))
+    assert site.slurm.calls() == 3
+
+
 def test_a_refused_group_leaves_the_others_and_is_tried_again(site: Site) -> None:
     site.slurm.set(refusal="--nodes=2")
     points = [*seeds(2), *[f"seed={seed} nodes=2" for seed in range(2)]]
