@@ -35,7 +35,7 @@ from launcher.errors import RunError, UnavailableError
 from launcher.files import safe_io
 from launcher.files.retried_reads import retry_read, unwrap
 from launcher.files.safe_io import naming, open_regular, open_to_append, write_all
-from launcher.formatting import long_size
+from launcher.formatting import flat, long_size
 from launcher.runs.directory import Run, token_of
 from launcher.runs.events import Pruned
 from launcher.runs.lease_and_locks import hold
@@ -454,12 +454,15 @@ class SearchPoints:
         return True
 
     def ended(self, number: int, outcome: TrialState) -> None:
-        """Records the end of a point; one that is done without a value ends the search: no other would have one."""
+        """Records the end of a point; one that is done without the objective ends the search if none has had it yet."""
         run, reports, cause = self._sweep.run(number), self._of(number), None
         value = value_of(run, reports) if outcome is TrialState.COMPLETE else None
         if outcome is TrialState.COMPLETE and value is None:
-            cause = missing_reports(reports.objective, run.result() or {})
-            self._search.stop(cause)
+            metrics = flat(run.result() or {})
+            if reports.objective not in metrics:  # else it has failed alone: null for what is not feasible, say
+                cause = missing_reports(reports.objective, metrics)
+                if not any(each.state is optuna.trial.TrialState.COMPLETE for each in self._search.trials()):
+                    self._search.stop(cause)
         reports.new()
         self._search.finish(number, outcome, value, seconds_of(run), reports.steps, cause)
         self._reports.pop(number, None)

@@ -140,9 +140,9 @@ def id_of(command: Sequence[str], name: str) -> str:
     """Returns the id of the sweep that a command line asks for: `NAME-` and a hash of its overrides, sorted."""
     kept = sorted(
         each for each in command
-        if "=" in each
-        and sweep_directory.key_of(each) not in sweep_directory.COMMAND_KEYS
-        and not each.startswith(("-", "sweep."))
+        if ("=" in each or each.startswith("~"))
+        and (key := sweep_directory.key_of(each)) not in sweep_directory.COMMAND_KEYS
+        and not key.startswith(("-", "sweep."))
     )  # fmt: skip
     return with_ending(name, f"-{hashlib.sha256(repr(kept).encode()).hexdigest()[:8]}")
 

@@ -157,10 +157,10 @@ def _submit_search(sweep: Sweep, prepared: PreparedSweep, by_hand: bool) -> Subm
     if sweep.recorded() != (prepared.existing is not None):
         raise _changed(sweep)
     assert prepared.settings is not None, "it is a search"
-    sweep.write(prepared.manifest)
-    Run(sweep.path).link(default_runs_dir(), latest=False)
     snapshot.take(prepared.plans[prepared.order[0]])
     SearchRecord(sweep.path).create(prepared.settings, prepared.template)
+    sweep.write(prepared.manifest)  # at last: who finds it, reads the settings
+    Run(sweep.path).link(default_runs_dir(), latest=False)
     sweep.mark_cancelled(False)
     points = SearchPoints(sweep)
     if not points.count():

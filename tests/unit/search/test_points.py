@@ -155,6 +155,23 @@ def test_an_objective_that_nobody_reports_ends_the_search_and_says_what_there_is
     assert not SearchPoints(sweep).more()
 
 
+@pytest.mark.parametrize(
+    ("before", "result", "ends"), [(0.5, {"loss": 1.0}, False), (None, {"accuracy": None}, False), (None, {}, True)]
+)
+def test_a_point_that_is_not_feasible_fails_alone(
+    sweep: Sweep, before: float | None, result: dict[str, Any], ends: bool
+) -> None:
+    points = SearchPoints(sweep)
+    assert points.more()
+    assert points.more()
+    if before is not None:
+        points.made(1).write_result({"accuracy": before})
+        points.ended(1, TrialState.COMPLETE)
+    points.made(0).write_result(result)
+    points.ended(0, TrialState.COMPLETE)
+    assert (journal(sweep).trials[0].state, journal(sweep).stopped is not None) == (TrialState.FAIL, ends)
+
+
 def test_a_failed_point_does_not_end_the_search(sweep: Sweep) -> None:
     points = SearchPoints(sweep)
     assert points.more()

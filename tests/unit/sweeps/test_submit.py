@@ -11,6 +11,7 @@ import pytest
 from launcher.config.compose_points import space_of
 from launcher.config.schema import BestIs, Checkpoint, Limits, ResumeHow, SearchBudget
 from launcher.config.search_space import Goal, Method
+from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
 from launcher.monitoring.sweep_status import point_statuses
 from launcher.runs import events as kinds
@@ -35,6 +36,8 @@ from tests.unit.sweep_site import COMMAND, Site, seeds, submitted_points
         (["-m", "workload=p2p", "seed=1,2"], True),
         (["seed=1,2", "--multirun", "workload=p2p"], True),
         (["workload=p2p", "seed=1,2", "-m", "sweep.parallelism=3", "wait=true", "dry_run=true", "runs_dir=/x"], True),
+        (["-m", "workload=p2p", "seed=1,2", "++sweep.parallelism=3"], True),
+        (["-m", "workload=p2p", "seed=1,2", "~track"], False),
         (["-m", "workload=p2p", "seed=1,3"], False),
         (["-m", "workload=p2p", "seed=1,2", "nodes=2"], False),
         (["-m", "workload=collective", "seed=1,2"], False),
@@ -533,6 +536,20 @@ def test_a_search_goes_on_with_a_larger_budget_and_the_same_values_of_other_keys
     with pytest.raises(ConfigError, match=f"se is a search with other values of {other}: choose another sweep.id"):
         search(site, 4, **keys)
     assert SearchRecord(sweep.path).settings().points == 3
+
+
+@pytest.mark.parametrize("killed", [(SearchRecord, "create"), (Sweep, "write"), (snapshot, "take")])
+def test_the_command_of_a_search_that_was_killed_goes_on_where_it_was(
+    site: Site, monkeypatch: pytest.MonkeyPatch, killed: tuple[Any, str]
+) -> None:
+    def kill(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(*killed, kill)
+        with pytest.raises(KeyboardInterrupt):
+            search(site, 2)
+    assert len(search(site, 2).points()) == 1
 
 
 def test_a_search_whose_new_pilots_are_refused_keeps_its_budget(site: Site) -> None:
