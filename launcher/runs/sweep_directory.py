@@ -25,10 +25,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ from launcher.errors import ConfigError, NoRunError, RunError
 from launcher.fast_dataclasses import Struct
 from launcher.files import safe_io
 from launcher.files.json_types import as_json, from_json, misfit
-from launcher.files.retried_reads import exists, read_bytes, read_json, read_text, unwrap
+from launcher.files.retried_reads import exists, read_bytes, read_json, read_text, retry_read, unwrap
 from launcher.formatting import long_size, ranges
 from launcher.runs import directory, event_files, events, live_runs_index
 from launcher.runs.directory import Run
@@ -135,26 +137,20 @@ class Sweep(Struct):
 
         Raises RunError: there is no manifest, it is damaged, or another version of the launcher wrote it.
         """
-        found = unwrap(read_json(self.path / RECORD, io_bounds.SWEEP_BYTES))
-        if found is None and not self.recorded():
+        record = self.path / RECORD
+
+        def version() -> tuple[int, int, int]:
+            with safe_io.open_regular(record) as file:  # opened, since NFS shows old facts about a file that is not
+                status = os.fstat(file.fileno())
+            return status.st_ino, status.st_mtime_ns, status.st_size
+
+        if (now := unwrap(retry_read(version, record))) is None:
             raise RunError(f"{self.path} is not a sweep: it has no {RECORD}")
-        if not isinstance(found, dict) or "format" not in found:
-            raise RunError(f"{self.path}/{RECORD} cannot be read: it is no manifest of a sweep")
-        common = found.pop("common", [])
-        if found.pop("format") not in (1, FORMAT):
-            raise RunError(f"{self.path}/{RECORD} was written by another version of the launcher")
-        wrong = _overfull(common, found.get("points"))  # before each point is looked at
-        wrong = wrong or misfit(found, SweepManifest, RECORD) or misfit(common, tuple[str | None, ...], "common")
-        if wrong:
-            raise RunError(f"{self.path}/{RECORD} cannot be read: {wrong}")
-        try:
-            points = tuple([_whole(common, own) for own in found["points"]])
-        except StopIteration:
-            raise RunError(f"{self.path}/{RECORD} cannot be read: a point lacks overrides") from None
-        manifest = from_json({**found, "points": []}, SweepManifest)
-        if manifest.search:
-            points = tuple(canonical(each.overrides) for each in SearchRecord(self.path).journal().trials)
-        return replace(manifest, points=points)
+        manifest = _manifest(record, now)
+        if not manifest.search:
+            return manifest
+        trials = SearchRecord(self.path).journal().trials
+        return replace(manifest, points=tuple(canonical(each.overrides) for each in trials))
 
     def points(self) -> list[Point]:
         return [Point(index, each, self.run(index)) for index, each in enumerate(self.manifest().points)]
@@ -229,6 +225,26 @@ class Sweep(Struct):
             (self.path / "cancelled").touch(mode=0o600)
         else:
             (self.path / "cancelled").unlink(missing_ok=True)
+
+
+@lru_cache(maxsize=1)
+def _manifest(path: Path, _version: tuple[int, int, int]) -> SweepManifest:
+    # Cached until another file is there, since that of 100,000 points takes a second
+    found = unwrap(read_json(path, io_bounds.SWEEP_BYTES))
+    if not isinstance(found, dict) or "format" not in found:
+        raise RunError(f"{path} cannot be read: it is no manifest of a sweep")
+    common = found.pop("common", [])
+    if found.pop("format") not in (1, FORMAT):
+        raise RunError(f"{path} was written by another version of the launcher")
+    wrong = _overfull(common, found.get("points"))  # before each point is looked at
+    wrong = wrong or misfit(found, SweepManifest, RECORD) or misfit(common, tuple[str | None, ...], "common")
+    if wrong:
+        raise RunError(f"{path} cannot be read: {wrong}")
+    try:
+        points = tuple([_whole(common, own) for own in found["points"]])
+    except StopIteration:
+        raise RunError(f"{path} cannot be read: a point lacks overrides") from None
+    return replace(from_json({**found, "points": []}, SweepManifest), points=points)
 
 
 def text_of(manifest: SweepManifest) -> str:

@@ -97,8 +97,9 @@ def shares(parallelism: int | None, sizes: Sequence[int]) -> list[int | None]:
     shares = [min(1 + rest * size // total, size) for size in sizes]
     largest = sorted(range(len(sizes)), key=lambda index: -sizes[index])
     while (left := min(parallelism, total) - sum(shares)) > 0:
-        for index in [index for index in largest if shares[index] < sizes[index]][:left]:
-            shares[index] += 1
+        open_ = [index for index in largest if shares[index] < sizes[index]]
+        for index in open_[:left]:
+            shares[index] = min(shares[index] + max(left // len(open_), 1), sizes[index])
     return list(shares)
 
 

@@ -236,6 +236,7 @@ class _ArraySubmitter:
     ) -> None:  # fmt: skip
         self._sweep, self._groups, self._plans, self._restart = sweep, groups, plans, restart
         self._parallelism, self._by_hand = parallelism, by_hand
+        self._monitor, self._asked = JobMonitor(), set[str]()  # for `_blocking_jobs`: jobs that were looked at
         self._commands: list[str] = []
         self._serial = len(sweep.tokens())
         self._jobs: list[tuple[str, tuple[int, ...]]] = []
@@ -298,7 +299,10 @@ class _ArraySubmitter:
         jobs = dependencies.blocking_jobs(plan)
         if preceding is None or preceding.plan.cluster.scheduler != plan.cluster.scheduler:
             return jobs
-        over = all(each.over for each in point_statuses(self._sweep, JobMonitor(), preceding.points))
+        if preceding.job in self._asked:  # it has just ended, perhaps: a fresh answer is needed
+            self._monitor = JobMonitor()
+        self._asked.add(preceding.job)
+        over = all(each.over for each in point_statuses(self._sweep, self._monitor, preceding.points))
         return jobs if over else [*jobs, preceding.job]
 
     def _submit_in_parts(

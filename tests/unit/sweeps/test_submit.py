@@ -13,6 +13,7 @@ from launcher.config.schema import BestIs, Checkpoint, Limits, ResumeHow, Search
 from launcher.config.search_space import Goal, Method
 from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
+from launcher.monitoring import run_status
 from launcher.monitoring.sweep_status import point_statuses
 from launcher.runs import events as kinds
 from launcher.runs import lookup
@@ -262,6 +263,17 @@ def test_more_arrays_than_points_may_run_at_once_wait_for_each_other(site: Site)
     site.submit(points, sweep=_sweep(parallelism=2))
     assert [job.array for job in site.slurm.jobs()] == ["0-1%1"] * 4
     assert [job.dependency for job in site.slurm.jobs()] == ["-", "-", "afterany:100", "afterany:101"]
+
+
+def test_the_scheduler_is_not_asked_anew_for_each_job_that_waits_for_another(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, jobs = list[Slurm](), Slurm.jobs
+    monkeypatch.setattr(run_status, "SCHEDULER_INTERVAL", 1000.0)
+    monkeypatch.setattr(Slurm, "jobs", lambda queries: (asked.append(queries), jobs(queries))[1])
+    site.submit([f"seed={number} nodes={number + 1}" for number in range(16)], sweep=_sweep(parallelism=4))
+    assert [job.dependency for job in site.slurm.jobs()] == ["-"] * 4 + [f"afterany:{100 + n}" for n in range(12)]
+    assert len(asked) < 6
 
 
 def test_arrays_of_earlier_commands_share_what_may_run_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
