@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 def journal_events(run: Run) -> list[dict[str, Any]]:
     """Returns the events of a run's journal as dicts, oldest first; for a point, with the submissions of its arrays."""
     own = list(event_files.read(f"{run.path}/journal.jsonl"))
-    if not run.is_point:
+    sweep = sweep_of(run)
+    if sweep is None:
         return own
-    return sorted([*_submitted_with(run), *own], key=lambda event: float(event["time"]))
+    return sorted([*_submitted_with(run, sweep), *own], key=lambda event: float(event["time"]))
 
 
 def process_of(run: Run) -> Process | None:
@@ -41,10 +42,7 @@ def process_of(run: Run) -> Process | None:
     return None if process is None else Process(process.pid, process.start, process.host)
 
 
-def _submitted_with(run: Run) -> Iterator[dict[str, Any]]:
-    sweep = sweep_of(run)
-    if sweep is None:
-        return
+def _submitted_with(run: Run, sweep: Sweep) -> Iterator[dict[str, Any]]:
     journal = sweep.path / "journal.jsonl"
     if (status := unwrap(retry_read(journal.stat, journal))) is not None:
         yield from _entries(sweep, status.st_ino, status.st_size).get(int(run.path.name), ())

@@ -326,8 +326,7 @@ def require_known(points: Iterable[int], sweep: Sweep, count: int) -> None:
 
 def sweep_of(run: Run) -> Sweep | None:
     """Returns the sweep of which a run is a point; None: the run is not a point."""
-    sweep = Sweep(run.path.parent)
-    return sweep if run.is_point and sweep.recorded() else None
+    return Sweep(run.path.parent) if run.is_point else None
 
 
 # -- The files of a search. Trial N of Optuna is point N of the sweep. Importing Optuna takes 0.2 s, so its journal is
