@@ -310,7 +310,7 @@ def rerun(
     """Restarts points of a sweep, as `points_to_restart` says; None: there are none; secrets: see `submit.resubmit`.
 
     confirm: called with their plans before the submission; raises an error if the user declines. Points whose records
-    are damaged are left out, and printed, unless they are named.
+    cannot be read are left out, and printed, unless they are named.
     """
     from launcher.sweeps.submit import resubmit
 

@@ -22,8 +22,8 @@ from typing import Any
 from launcher.agent import payload
 from launcher.environment import secrets as secret
 from launcher.environment import snapshot
-from launcher.errors import ConfigError, SubmissionError
-from launcher.files.retried_reads import exists, unwrap
+from launcher.errors import ConfigError, RunError, SubmissionError
+from launcher.files.retried_reads import Wrong, exists, read_json, unwrap
 from launcher.formatting import plural
 from launcher.monitoring.run_status import JobMonitor, RunState, queries, status_of
 from launcher.monitoring.sweep_status import LiveArray, live_jobs, live_pilots, point_statuses, throttle_each
@@ -128,12 +128,11 @@ def _submit_points(sweep: Sweep, prepared: PreparedSweep, by_hand: bool) -> Subm
     if now != prepared.existing:
         raise _changed(sweep)
     made = {index for index in prepared.plans if not sweep.run(index).recorded()}
-    for index in prepared.plans.keys() - made:
-        require_same(sweep.run(index), prepared.plans[index])
+    damaged = {i for i in prepared.plans.keys() - made if _is_damaged(sweep.run(i), prepared.plans[i])}
     if now != prepared.manifest:
         sweep.write(prepared.manifest)
     Run(sweep.path).link(default_runs_dir(), latest=False)  # before any job: commands must find it if this is cut short
-    _make_points(sweep, prepared, made)
+    _make_points(sweep, prepared, made | damaged)
     sweep.mark_cancelled(False)
     recover(sweep, prepared.plans)
     done = {index for each in sweep.submissions() for index in each.points} & set(prepared.plans)
@@ -148,6 +147,17 @@ def _submit_points(sweep: Sweep, prepared: PreparedSweep, by_hand: bool) -> Subm
         submitter = _ArraySubmitter(sweep, prepared.groups, prepared.plans, prepared.parallelism, by_hand=by_hand)
         submitted = submitter.submit(set(prepared.plans) - done)
     return dataclasses.replace(submitted, already_submitted=tuple(sorted(done)))
+
+
+def _is_damaged(run: Run, plan: JobPlan) -> bool:
+    # Returns whether a point has lost its record when its submitter's machine crashed; if not, it must have this plan
+    try:
+        require_same(run, plan)
+    except RunError:
+        if not isinstance(read_json(run.path / "record.json"), Wrong):
+            raise
+        return True
+    return False
 
 
 def _submit_search(sweep: Sweep, prepared: PreparedSweep, by_hand: bool) -> SubmittedSweep:
@@ -206,7 +216,10 @@ def _make_points(sweep: Sweep, prepared: PreparedSweep, points: Iterable[int]) -
     for index in sorted(points):
         run, plan = sweep.run(index), prepared.plans[index]
         facts = facts or facts_of_here(plan.submitted_in)
-        Run.create(run.path)
+        if run.recorded():
+            (run.path / "record.json").rename(run.path / ".record.json.damaged")
+        else:
+            Run.create(run.path)
         overrides = prepared.manifest.points[index]
         record = {**facts, "token": token_of(plan.run_dir), "overrides": list(overrides)}
         run.write_record(plan, prepared.points[index].resolved, record, sync=False)

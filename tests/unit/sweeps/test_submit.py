@@ -108,6 +108,19 @@ def test_a_sweep_kept_elsewhere_is_found_by_its_id_though_its_submission_was_int
     assert lookup.find_sweep("lr", None) == Sweep(site.folder / "runs/lr")
 
 
+@pytest.mark.parametrize("keys", [{}, {"slots": 1}])
+def test_points_that_lost_their_records_in_a_crash_get_them_again_and_are_not_submitted_again(
+    site: Site, keys: dict[str, Any]
+) -> None:
+    """The files of points are not waited for until they are on disk."""
+    sweep = site.submit(seeds(3), sweep=_sweep(id="lr", **keys)).sweep
+    record, submitted = sweep.run(1).record(), len(site.slurm.jobs())
+    (sweep.run(1).path / "record.json").write_text("")
+    again = site.submit(seeds(3), sweep=_sweep(id="lr", **keys))
+    assert (again.already_submitted, len(site.slurm.jobs())) == ((0, 1, 2), submitted)
+    assert {**sweep.run(1).record(), "submitted": 0} == {**record, "submitted": 0}
+
+
 def test_new_points_are_added_and_keep_the_numbers_of_the_old_ones(site: Site) -> None:
     site.submit(seeds(3), sweep=_sweep(id="lr"))
     more = site.submit(["seed=7", "seed=1", "seed=8", "seed=7"], sweep=_sweep(id="lr"))
