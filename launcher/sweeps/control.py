@@ -318,9 +318,11 @@ def rerun(
         _recover_unconfirmed(sweep)
         chosen = points_to_restart(point_statuses(sweep), points)
         made = [index for index in chosen if sweep.run(index).recorded()]
-        if len(made) < len(chosen) and (points is not None or not made):
-            missing, do = sorted({*chosen} - {*made}), f"repeat the sweep's command with sweep.id={sweep.id}"
-            raise RunError(f"nothing was submitted: points {ranges(missing)} have not been made: {do}")
+        if missing := sorted({*chosen} - {*made}):
+            why = f"points {ranges(missing)} have not been made: repeat the sweep's command with sweep.id={sweep.id}"
+            if points is not None or not made:
+                raise RunError(f"nothing was submitted: {why}")
+            print(f"launcher: {why}", file=sys.stderr)
         plans: dict[int, JobPlan] = {}
         for index in made:
             plan = or_damaged(sweep.run(index), sweep.run(index).plan)
