@@ -216,7 +216,7 @@ def next_points(
     """
     hosts = hosts or {}
     here = hosts.get(mine, "")
-    resumed, failed, last = [], [], []
+    resumed, failed, last = list[int](), list[int](), list[int]()
     for point, log in logs.items():
         if point in taken_over:
             (last if log.lost + 1 >= SEVERAL else resumed).append(point)
