@@ -39,9 +39,11 @@ def misfit(value: Any, kind: Any, name: str) -> str | None:
 
 def as_json(value: Any, *, defaults: bool = True) -> Any:
     """Returns a value as JSON types, nested ones too; `defaults`: also fields equal to their default."""
+    kind: Any = type(value)
+    if kind in _NOT and kind not in (list, dict):  # most values, and the plans of a sweep have a million
+        return value
     if isinstance(value, Enum):
         return value.value
-    kind: Any = type(value)
     if _has_fields(kind):
         known = _defaults(kind).items()
         kept = {name: getattr(value, name) for name, default in known if defaults or getattr(value, name) != default}

@@ -297,13 +297,10 @@ def refuse_unusable(prefix: str, section: Any) -> None:
     """Raises ConfigError for an empty text and for a number out of range in a section (`prefix`: `sweep.`)."""
     # Code of the user's own may give the keys of a training another meaning.
     forms = {} if not getattr(section, "entry", OUR_CODE).startswith(OUR_CODE) else _forms(section.__class__)
-    # Sections come last: a key of theirs may have the value of one that the user has set (workload.seed).
-    values = [(each, getattr(section, each.name)) for each in dataclasses.fields(section)]
-    for each, value in sorted(values, key=lambda pair: dataclasses.is_dataclass(pair[1])):
-        key = f"{prefix}{each.name}"
-        if dataclasses.is_dataclass(value):
-            refuse_unusable(f"{key}.", value)
-        elif isinstance(value, (int, float)):
+    sections = {}  # they come last: a key of theirs may have the value of one that the user has set (workload.seed)
+    for each in dataclasses.fields(section):
+        key, value = f"{prefix}{each.name}", getattr(section, each.name)
+        if isinstance(value, (int, float)):
             form = forms.get(each.name)
             least = 1 if form is Form.natural else 0
             if not (0 < value < math.inf if form is Form.positive else value >= least):  # nan is refused too
@@ -313,6 +310,10 @@ def refuse_unusable(prefix: str, section: Any) -> None:
                 raise ConfigError(f"{key}={value}: it is too large", key=key)
         elif value == "" != each.default and str(each.type).startswith("str"):
             raise ConfigError(f"{key} is empty: give it a value, or leave it out", key=key)
+        elif dataclasses.is_dataclass(value):
+            sections[key] = value
+    for key, value in sections.items():
+        refuse_unusable(f"{key}.", value)
 
 
 def check_name(key: str, value: str) -> str:

@@ -283,13 +283,13 @@ def texts_in(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """Yields each text in nested values, and each name, with the key that it is in (`cluster.setup`)."""
     if isinstance(value, str):
         yield key, value
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield key, str(name)
-            yield from texts_in(item, f"{key}.{name}" if key else str(name))
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from texts_in(item, key)
+    elif value is not None and not isinstance(value, (int, float)) and isinstance(value, Mapping):
+        for name, item in value.items():
+            yield key, str(name)
+            yield from texts_in(item, f"{key}.{name}" if key else str(name))
 
 
 def plan_misfit(values: Any) -> str | None:
