@@ -116,11 +116,10 @@ def in_turn(left: Sequence[int], lost: int, places: Sequence[Place]) -> list[int
     of each node comes first, and those of the lost leader's node last.
     """
     turn: Counter[int] = Counter()
-    order = {}
-    for index in left:
-        node = places[index].node
-        order[index] = node == places[lost].node, turn[node]
-        turn[node] += 1
+    order = []  # by index: also of those that only some agents know to be lost, since all have to agree
+    for place in places:
+        order.append((place.node == places[lost].node, turn[place.node]))
+        turn[place.node] += 1
     return sorted(left, key=lambda index: (order[index], index))
 
 
