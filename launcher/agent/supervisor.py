@@ -43,7 +43,9 @@ LATE = 3.0  # seconds for which an agent that had to kill its ranks waits for th
 ALONE = 1.0  # seconds for which an agent outlives its leader to blame it: a job that is killed loses all its agents
 TICK = 0.1  # seconds between two polls of the ranks' output and heartbeats
 AGREES = 0.005  # seconds between two polls while ranks have to answer whether they can stop at a step boundary
-DIES = 10.0  # seconds after SIGKILL in which a rank has to be gone, or its node is bad
+DIES = 10.0  # seconds after SIGKILL in which a rank has to be gone, or its node is bad;
+LOOKS = 0.5  # seconds for which it is looked whether it uses CPU time,
+FREES = 120.0  # and most seconds in which the kernel may then free its memory: a TB, or what is pinned, takes long
 DECIDED = 5.0  # seconds, besides launch.heartbeat, in which the leader has to decide about a failure
 
 
@@ -94,6 +96,7 @@ class Supervisor:
         )
         self._stop_by: float | None = None  # when to kill the ranks that still run
         self._killed_at: float | None = None
+        self._frees: tuple[float, float] | None = None  # CPU seconds of ranks that do not die, and when to give them up
         self._gives_up: float | None = None  # when to stop waiting for the leader or for other agents
         self._too_late = False
         self._terminated = False
@@ -423,13 +426,23 @@ class Supervisor:
         ends = self._phase in (Phase.ENDING, Phase.FAILED) and self._alive and self._killed_at is None
         if ends and self._stop_by is not None and now > self._stop_by:
             self._kill(now)
-        if self._killed_at is not None and now - self._killed_at > DIES and self._alive:
+        if self._killed_at is not None and self._alive and self._does_not_end(self._killed_at, now):
             left = [LeftOver.of(self._first_rank + place, self._workers.pids()[place]) for place in self._alive]
             fault = policy.fault_of_end(left, self._own.host)
             self._context.events(fault)
             raise policy.AttemptFailed(fault, errors.RESUME)
         if self._gives_up is not None and now > self._gives_up and self._verdict is None:
             self._lose_leader("it has decided nothing in time", now)
+
+    def _does_not_end(self, killed_at: float, now: float) -> bool:
+        if now - killed_at <= DIES:
+            return False
+        used = sum(processes.cpu_seconds(self._workers.pids()[place]) for place in self._alive)
+        if self._frees is None:
+            self._frees = used, now + LOOKS
+        elif used > self._frees[0]:
+            self._frees = used, now + DIES
+        return now > min(self._frees[1], killed_at + FREES)
 
     # -- outcome
 

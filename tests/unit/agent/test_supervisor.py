@@ -19,7 +19,7 @@ from launcher.agent.leader import Coordinator
 from launcher.agent.leader_connection import Signals
 from launcher.agent.policy import AttemptFailed, Done, History, NextRound
 from launcher.agent.rank_watch import AgentContext
-from launcher.agent.supervisor import ALONE, DECIDED, DIES, LATE, TICK, Supervisor, has_checkpoint
+from launcher.agent.supervisor import ALONE, DECIDED, DIES, FREES, LATE, TICK, Supervisor, has_checkpoint
 from launcher.agent.workers import WorkerExit
 from launcher.attach import RequestHandler
 from launcher.failures.codes import FaultCode, StopReason
@@ -472,6 +472,24 @@ def test_ranks_that_do_not_die_end_the_attempt_to_resume_elsewhere(job: Callable
     assert one.ended()[0] == errors.RESUME
     assert (one.fault().code, one.fault().host) == (FaultCode.STILL_THERE, "node0")
     assert one.agents[0].told()[-1]["code"] == "still_there"
+
+
+@pytest.mark.parametrize(("seconds", "end"), [(DIES + 30, "round 1"), (2 * FREES, errors.RESUME)])
+def test_ranks_whose_memory_the_kernel_still_frees_are_waited_for(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, seconds: float, end: Any
+) -> None:
+    one = job(agents=1)
+    monkeypatch.setattr("launcher.processes.cpu_seconds", lambda pid: one.now)
+    workers = one.agents[0].workers
+    workers.immortal = True
+    workers.end(0, -KILL)
+    one.run(min(seconds, FREES - 1))
+    assert one.ended() == [None]
+    one.run(max(0.0, seconds - FREES))
+    workers.immortal = False
+    workers.kill()
+    one.run(1)
+    assert one.ended() == [end]
 
 
 # -- ranks that leave to resume later
