@@ -470,6 +470,8 @@ class JobMonitor:
         try:
             run.journal(cancelled())
             run.mark("cancelled")  # otherwise another attempt would be submitted
+            if (later := read_history(run)).tokens != history.tokens:  # as one was in the meantime
+                history = later
         finally:
             try:
                 self._end(run, plan, history, kill)

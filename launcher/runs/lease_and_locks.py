@@ -477,7 +477,7 @@ def other_user(folder: Path, run_dir: Path) -> str | None:
     """Returns the directory of another run that uses a folder, and seems to be running; None: none, or not known."""
     with contextlib.suppress(RunError, OSError):
         if (user := _user_of(folder)) is not None and not _is_run(user[0], str(run_dir)):
-            return user[0] if time.time() - os.stat(user[1]).st_mtime < TIMEOUT else None
+            return user[0] if time.time() - os.stat(user[1]).st_mtime < SILENCE else None
     return None
 
 

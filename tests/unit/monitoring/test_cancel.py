@@ -79,6 +79,22 @@ def test_a_run_that_is_being_submitted_is_cancelled(
     assert history.may_have_job is bool(ended)
 
 
+def test_the_job_that_a_run_submits_while_it_is_cancelled_is_cancelled_too(
+    run: Run, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.journal(Submitted(job="7"))
+    mark = Run.mark
+
+    def late(self: Run, name: str) -> None:
+        for event in (Submitting(token="token-1"), Submitted(job="8")):
+            run.journal(event)
+        mark(self, name)
+
+    monkeypatch.setattr(Run, "mark", late)
+    JobMonitor().cancel(run)
+    assert cluster.cancelled == ["8"]
+
+
 def test_a_run_with_a_heartbeat_is_not_lost_because_this_cluster_does_not_know_its_job(
     run: Run, cluster: Cluster
 ) -> None:

@@ -409,7 +409,7 @@ def test_the_folder_of_a_run_that_is_over_or_dead_is_taken_over(cluster: Cluster
     cluster.run("a", "7")  # its node was cut off
     with pytest.raises(leases.LeaseLost, match=r"is used by the run in .*/b now: this run writes nothing more there"):
         leases.require_folder(tmp_path)
-    cluster.now += 2 * leases.TIMEOUT
+    cluster.now += 2 * leases.SILENCE
     assert leases.other_user(tmp_path, tmp_path / "a") is None
 
 
