@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from launcher import processes
 from launcher.errors import DONE, NO_RETRY, RESUME, RunError, UnavailableError, is_transient
@@ -34,6 +34,7 @@ from launcher.runs.lease_and_locks import LeaseLost, RaceLost, RunLease, held, r
 
 J = TypeVar("J", bound=Struct)
 HERE = 10  # exit code of `requeue` (the run goes on in this job), and of `wait_for_others` (in another one)
+AWAY = 600.0  # seconds for which a scheduler is waited for that is away when the agents are to start
 # Variables of an earlier attempt, and those by which begin.sh tells the driver something.
 OF_ANOTHER = ("LAUNCHER_DEADLINE", "LAUNCHER_TIME_LEFT", "LAUNCHER_DEADLINE_UPTIME")
 BEGUN, STOP = "LAUNCHER_BEGUN", "LAUNCHER_STOP"
@@ -251,7 +252,7 @@ class Job:
             self._event(Stop(reason=StopReason.SIGNAL, signal=request, host=self._host))
             command = RESUME  # nothing is lost
         else:
-            command = _command([*self._job.start, *self._job.node, str(self._run_dir)])
+            command = self._start()
         if self._ends_others is not None:
             self._ends_others.wait()
         if self._job.after is not None:
@@ -320,12 +321,26 @@ class Job:
             self._event(Stop(reason=StopReason.CANCELLED if self._marked("cancelled") else StopReason.STOP_FILE))
             self._ended(RESUME)
 
+    def _start(self) -> int:
+        # srun starts nothing, and ends with 1, while Slurm's controller is away, as during a restart
+        code = _command([*self._job.start, *self._job.node, str(self._run_dir)])
+        if code == DONE or self._has_begun():
+            return code
+        for waited in retried_reads.backoff(AWAY, 5.0, 20.0):
+            if self._stops.requested or not _of_scheduler(self._job.away):
+                return self._start() if waited and not self._stops.requested else code
+            if not waited:
+                print("launcher: the scheduler does not answer: the agents start when it does", file=sys.stderr)
+        raise UnavailableError(f"{self._host} could not start the agents: no answer of the scheduler for {AWAY:g} s")
+
+    def _has_begun(self) -> bool:
+        # Whether an agent has written an event, or that is not known
+        found = list_names(self._attempt / "events")
+        return not isinstance(found, Ok) or not {*(found.value or ())} <= {"script.jsonl", "after.jsonl"}
+
     def _set_deadline(self, begun: float) -> None:
         # From the scheduler or the requested wall time
-        left = None
-        if self._job.time_left is not None:
-            module, _, name = self._job.time_left.partition(":")
-            left = getattr(importlib.import_module(module), name)(os.environ)
+        left = _of_scheduler(self._job.time_left)
         if left is None and self._job.seconds is not None:
             since = max(uptime() - begun, 0.0) if begun else 0.0
             left = self._job.seconds - since
@@ -529,6 +544,14 @@ def _mkdir(path: Path) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def _of_scheduler(function: str | None) -> Any:
+    # What a function of the job's scheduler (`module:function`) says; None: there is none
+    if function is None:
+        return None
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)(os.environ)
 
 
 def _command(words: Sequence[str], **more: str) -> int:

@@ -55,6 +55,7 @@ class JobFile(Struct):
     after: str | None = None  # the template's `after` block, a shell script
     seconds: int | None = None  # wall time; null: the scheduler does not end the job
     time_left: str | None = None  # module:function that asks the scheduler for the seconds left
+    away: str | None = None  # module:function that tells whether the scheduler, needed to start agents, is away
     again: tuple[str, int] | None = None  # variable with the path of a file, and the exit code if the file exists
     threads: int | None = None  # OMP_NUM_THREADS, unless it is set
     environment_file: str | None = None

@@ -155,6 +155,7 @@ class JobVariables(Struct):
     # `module:function` of the standard library only that takes the job's environment, and returns the seconds until the
     # scheduler ends the job, or None: not known; None: the scheduler does not tell.
     time_left: str | None = None
+    away: str | None = None  # the same, that returns whether the scheduler, without which no agent starts, is away
     # A variable with the path of a file, and the exit code with which the script ends if that file exists, so that the
     # scheduler starts the job again; None: the scheduler does not do so.
     again: tuple[str, int] | None = None

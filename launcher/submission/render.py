@@ -288,6 +288,7 @@ def _job_file(plan: JobPlan, scheduler: Scheduler, elements: Path | None, *, aft
         after=str(_path_of(AFTER, plan, elements)) if after else None,
         seconds=plan.time if shell.limited else None,
         time_left=shell.time_left,
+        away=shell.away,
         again=shell.again,
         threads=None if here else plan.cpus_per_proc,
         environment_file=_environment_file(plan, scheduler, elements),

@@ -12,12 +12,13 @@ except /etc/hosts, by which node1..node4 must resolve: see host.py. slurm_config
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 if __name__ == "__main__":  # as a command, not as a part of the test package
@@ -87,8 +88,7 @@ class SlurmCluster(Cluster):
         self._wait((self.folder / "munge.socket").exists, deadline, "munged made no socket")
         if self.accounting:
             self._start_accounting(deadline)
-        self._launch("slurmctld", "-D", "-i")
-        self._wait(lambda: self._ask("scontrol", "ping").returncode == 0, deadline, "slurmctld does not answer")
+        self._start_controller(deadline)
         for name in NODES:
             self._start_node(name)
 
@@ -177,7 +177,20 @@ class SlurmCluster(Cluster):
             # slurmd writes this file when it listens. Before, Slurm may believe that the node is up, and lose a job.
             self._wait(pid_file.exists, time.monotonic() + 10, f"{name}'s slurmd does not start")
 
+    @contextlib.contextmanager
+    def without_controller(self) -> Iterator[None]:
+        """Stops the controller for the block; jobs go on, and it knows them afterwards."""
+        self.daemons.stop("slurmctld")
+        try:
+            yield
+        finally:
+            self._start_controller(time.monotonic() + self.start_timeout)
+
     # -- how
+
+    def _start_controller(self, deadline: float) -> None:
+        self._launch("slurmctld", "-D", "-i")
+        self._wait(lambda: self._ask("scontrol", "ping").returncode == 0, deadline, "slurmctld does not answer")
 
     def _launch(self, daemon: str, *options: str, name: str | None = None, **settings: str) -> None:
         env = {"PATH": SEARCH, "SLURM_CONF": str(self.conf), **settings}

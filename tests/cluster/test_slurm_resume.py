@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from launcher.runs.directory import Run
+from launcher.runs.history import read_history
+from tests.cluster.daemons import running
 from tests.launch import Launcher
 
 STEPS = ("workload=collective", "workload.entry=tests.chaos.steps:main")
@@ -66,6 +68,25 @@ def test_a_preempted_run_loses_no_step(launcher: Launcher, slurm: Any, partition
     resumed = launcher("resume", "low", "wait=true", STEPS=str(stopped_at(run, 1) + 1), STEP_TIME="0")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert (run.result() or {})["sum"] == [float(stopped_at(run, 1) + 1)] * 4
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_where_slurm_cancels_what_it_preempts(launcher: Launcher, slurm: Any) -> None:
+    mode = slurm.run("scontrol", "show", "partition", "gpu").partition("PreemptMode=")[2].split()[0]
+    slurm.run("scontrol", "update", "partitionname=gpu", "preemptmode=cancel")
+    try:
+        launcher.submit(*STEPS, "nodes=2", "cluster.partition=gpu", "time=9m", "run_id=low", "wait=false", **ENDLESS)
+        reached(launcher, 0)
+        urgent = ["--partition=urgent", "--nodes=4", "--exclusive", "--wrap=sleep 5", "--output=/dev/null"]
+        slurm.run("sbatch", *urgent)
+        reached(launcher, 1, step=1)
+    finally:
+        slurm.run("scontrol", "update", "partitionname=gpu", f"preemptmode={mode}")
+    run = launcher.last()
+    events = run.attempts()[0].events()
+    (then,) = (event for event in events if event["event"] in ("continues", "stays"))
+    assert (then["event"], then["job"]) == ("continues", launcher.status()["job"])
+    assert [event["step"] for event in events if event["event"] == "saved"] == [stopped_at(run, 0)]
 
 
 @pytest.mark.slow
@@ -185,3 +206,37 @@ def test_a_requeue_is_told_once_and_as_what_it_is(launcher: Launcher) -> None:
     told = [[event for event in each.events() if event["event"] in ("continues", "stays")] for each in (first, last)]
     assert [(event["event"], event["what"]) for event in told[0]] == [("continues", "elsewhere")]
     assert [(event["event"], event["what"]) for event in told[1]] == [("stays", "given_up")]
+
+
+@pytest.mark.slow
+def test_a_run_whose_agents_are_to_start_while_the_controller_restarts_starts_when_it_is_back(
+    launcher: Launcher, slurm: Any, tmp_path: Path
+) -> None:
+    loaded = tmp_path / "loaded"
+    waits = f"until [ -e {loaded} ]; do sleep 0.2; done"
+    launcher.submit(*STEPS, f"cluster.setup=['{waits}']", "time=9m", "wait=false", STEPS="3", STEP_TIME="0")
+    launcher.until(lambda: launcher.status()["state"] == "running", "its set-up lines")
+    with slurm.without_controller():
+        loaded.touch()
+        launcher.until(lambda: "the scheduler does not answer" in launcher.printed(), "srun fails")
+    # srun may wait for a minute more, until the controller has heard of all nodes
+    launcher.until(lambda: launcher.status()["state"] == "done", "the end", timeout=300)
+    assert len(launcher.last().attempts()) == 1
+
+
+@pytest.mark.slow
+def test_a_chain_whose_job_is_killed_without_a_word_is_queued_and_goes_on(launcher: Launcher, slurm: Any) -> None:
+    chain = ("resume.how=chain", "resume.max_attempts=2")
+    launcher.submit(*STEPS, *chain, "nodes=2", "time=9m", "wait=false", STEPS="100", STEP_TIME="0.05")
+    reached(launcher, 0)
+    slurm.run("sbatch", "--nodes=4", "--exclusive", "--nice=-100", "--output=/dev/null", "--wrap=sleep 10")
+    run = launcher.last()
+    killed, following = launcher.status()["job"], read_history(run).waiting[0]
+    for process in running():
+        words = (Path("/proc") / str(process.pid) / "cmdline").read_bytes()
+        if f"LAUNCHER_RUN_DIR={run.path}" in process.environment() and b"launcher/job/__main__.py" in words:
+            process.send(signal.SIGKILL)
+    launcher.until(lambda: launcher.status()["job"] != killed, "the next job")
+    assert (launcher.status()["state"], launcher.status()["job"]) == ("queued", following)
+    launcher.until(lambda: launcher.status()["state"] == "done", "the end", timeout=120)
+    assert len(run.attempts()) == 2

@@ -46,9 +46,10 @@ class Sandbox:
             (self.folder / name).mkdir(parents=True)
         self.run_dir, self.work = self.folder / "runs/run-1", self.folder / "work"
         self.python = self.folder / "bin/py thon"
-        for stand_in in (self.folder / "bin/srun", self.python):
-            stand_in.write_text(STAND_IN)
-            stand_in.chmod(0o700)
+        controller = '#!/bin/bash\n[ ! -e "$SANDBOX/away" ]\n'
+        for stand_in, text in (("srun", STAND_IN), ("py thon", STAND_IN), ("scontrol", controller)):
+            (self.folder / "bin" / stand_in).write_text(text)
+            (self.folder / "bin" / stand_in).chmod(0o700)
 
     def pauses(self, does: str = "") -> None:
         """From now on `sleep` takes no time, and does this instead."""

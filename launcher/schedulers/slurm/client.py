@@ -163,6 +163,12 @@ class Slurm(Struct):
         text = self.run("squeue", "--noheader", "--jobs", job_id, "--Format=PreemptTime:64").strip()
         return parse_local_time(text)  # N/A: it has not
 
+    def cancels_preempted(self, partition: str) -> bool:
+        """Returns whether Slurm cancels what it preempts in a partition; False also where QOS decide about that."""
+        if not partition or self.settings().get("PreemptType") != "preempt/partition_prio":
+            return False
+        return pairs(self.run("scontrol", "show", "partition", partition))["PreemptMode"] == "CANCEL"
+
     def requeue(self, job_id: str) -> None:
         self._change("scontrol", "requeue", job_id)
 

@@ -32,6 +32,14 @@ def seconds_left(environ: Mapping[str, str]) -> float | None:
     return None if ends is None else ends - now
 
 
+def is_away(environ: Mapping[str, str]) -> bool:
+    """Returns whether Slurm's controller does not answer, without which srun starts nothing."""
+    process = _start(["scontrol", "ping"], environ) if environ.get("SLURM_JOB_ID") else None
+    if process is not None:
+        _answer(process)
+    return process is not None and process.returncode != 0
+
+
 def _start(words: list[str], environ: Mapping[str, str]) -> subprocess.Popen[str] | None:
     try:
         return subprocess.Popen(

@@ -37,6 +37,7 @@ class SlurmScheduler(base.FolderQueue):
     shell = base.JobVariables(
         job_id="${LAUNCHER_JOB_ID:-${SLURM_JOB_ID:-}}", element_id="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID",
         index="SLURM_ARRAY_TASK_ID", time_left="launcher.schedulers.slurm.in_job:seconds_left",
+        away="launcher.schedulers.slurm.in_job:is_away",
     )  # fmt: skip
     interactive = "salloc"
     allocation_variables = ("SLURM_JOB_ID",)
@@ -74,6 +75,9 @@ class SlurmScheduler(base.FolderQueue):
                 if state == "RUNNING" or reason == "TimeLimit":
                     return None
                 preempted = state == "PREEMPTED" or slurm.preempted(job_id) is not None
+                with contextlib.suppress(base.QueryError):
+                    if preempted and slurm.cancels_preempted(os.environ.get("SLURM_JOB_PARTITION", "")):
+                        return None  # nobody else continues it
                 return base.Ending(NextReason.PREEMPTED if preempted else NextReason.SCHEDULER_ENDS, "Slurm", state)
         # Unknown. A requeue could bring back a job that its owner has deleted; without a stop request it cannot be one.
         return super().ending(plan, stop_requested=stop_requested, left=left)

@@ -7,7 +7,7 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from launcher.runs import lease_and_locks
 from launcher.runs.directory import Run
 from launcher.runs.events import Stop
 from launcher.runs.job_file import NAME, LeaseTimes, exports, parse_exports, uptime
+from launcher.schedulers.slurm import in_job
 from launcher.submission import render
 from tests.unit.clock import Clock
 from tests.unit.faults import FOR_EVER, FileServer
@@ -291,6 +292,41 @@ def test_the_exit_code_of_the_agents_is_waited_for(
     server.fail("/0/exit_code", times)
     outcome = drive(sandbox)
     assert ended(outcome)[0] == code
+
+
+AWAY = '[ -e "$SANDBOX/away" ] && exit 1'  # what srun does while the controller is away
+
+
+@pytest.mark.parametrize(("returns", "code"), [(True, 0), (False, 75)])
+def test_a_controller_that_is_away_when_the_agents_are_to_start_is_waited_for(
+    sandbox: Sandbox, server: FileServer, monkeypatch: pytest.MonkeyPatch, returns: bool, code: int
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    (sandbox.folder / "away").touch()
+    srun = sandbox.folder / "bin/srun"
+    srun.write_text(srun.read_text().replace("#!/bin/bash", f"#!/bin/bash\n{AWAY}", 1))
+    asked, is_away = list[bool](), in_job.is_away
+
+    def asks(environ: Mapping[str, str]) -> bool:
+        asked.append(is_away(environ))
+        if returns and len(asked) == 3:
+            (sandbox.folder / "away").unlink()
+        return asked[-1]
+
+    monkeypatch.setattr(in_job, "is_away", asks)
+    sandbox.python.write_text("#!/bin/bash\nexit 75\n")  # it cannot be requeued now either
+    outcome = drive(sandbox)
+    assert (outcome.code, outcome.started, ended(outcome)) == (code, returns, [code])
+    assert asked[:4] == ([True] * 3 + [False] if returns else [True] * 4)
+
+
+def test_agents_that_fail_are_started_once(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    srun = sandbox.folder / "bin/srun"
+    begun = '>>"$SANDBOX/started" echo; touch "$LAUNCHER_RUN_DIR/attempts/0/events/node-0.jsonl"'
+    srun.write_text(f'#!/bin/bash\n{begun}\ntouch "$SANDBOX/away"\nexit 1\n')
+    assert drive(sandbox).code == 1
+    assert (sandbox.folder / "started").read_text() == "\n"
 
 
 def test_requeue_may_go_on_in_this_job(sandbox: Sandbox) -> None:

@@ -363,6 +363,26 @@ def test_an_end_that_slurm_cannot_tell_is_what_the_stop_request_says(
     assert (found and found.reason) == reason
 
 
+@pytest.mark.parametrize(
+    ("kind", "mode", "reason"),
+    [
+        ("preempt/partition_prio", "REQUEUE", NextReason.PREEMPTED),
+        ("preempt/partition_prio", "CANCEL", None),  # nobody else continues it
+        ("preempt/qos", "CANCEL", NextReason.PREEMPTED),  # its QOS may say something else
+    ],
+)
+def test_a_preempted_job_continues_by_itself_where_slurm_cancels_it(
+    commands: Path, kind: str, mode: str, reason: NextReason | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(commands, "squeue", "case $* in *PreemptTime*) echo 2026-11-30T10:00:00 ;; *) echo 'COMPLETING|None' ;; esac")
+    shown = f"echo '   PreemptMode={mode} RootOnly=NO'"
+    put(commands, "scontrol", f"case $* in *config) echo 'PreemptType             = {kind}' ;; *low) {shown} ;; esac")
+    monkeypatch.setenv("LAUNCHER_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_PARTITION", "low")
+    found = SlurmScheduler().ending(plan_of(), stop_requested=True, left=60.0)
+    assert (found and found.reason) == reason
+
+
 LOST = "echo 'Socket timed out on send/recv operation' >&2; exit 1"
 
 
