@@ -498,7 +498,7 @@ class JobMonitor:
         if (job := self.job(run, plan, known)).elsewhere:
             raise QueryError(job.problem)
         try:
-            for each in (known.job_id, *known.waiting):
+            for each in dict.fromkeys((known.job_id, *known.waiting, *known.jobs)):
                 scheduler.cancel(each)
         finally:
             forget(plan)

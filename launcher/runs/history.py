@@ -81,6 +81,7 @@ class RunHistory(Struct):
     may_have_job: bool = True  # whether a job was submitted, or its submission was interrupted
     by_hand: kinds.Submitting | None = None  # the job that the user is to submit (submit=false), until its id is known
     tokens: frozenset[str] = frozenset()  # of all submissions; that of one of several jobs begins with such a token
+    jobs: tuple[str, ...] = ()  # all that were submitted at once the last time; Slurm may have requeued an earlier one
     open: frozenset[str] = frozenset()  # those since the last recorded job: nobody knows whether there is one
 
     def last(self, kind: type[kinds.E_]) -> kinds.E_ | None:
@@ -163,7 +164,7 @@ def history_of(
     return RunHistory(
         jobs[0] if jobs else None, wanted, attempt, tuple(events), tuple(jobs[1:]), max(times), exit_code, pruned,
         may_have_job(journal), by_hand, frozenset(each.token for each in kinds.every(journal, kinds.Submitting)),
-        frozenset(others),
+        () if submitted is None else (submitted.job, *submitted.chain), frozenset(others),
     )  # fmt: skip
 
 

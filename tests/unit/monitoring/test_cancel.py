@@ -79,6 +79,17 @@ def test_a_run_that_is_being_submitted_is_cancelled(
     assert history.may_have_job is bool(ended)
 
 
+def test_a_job_of_a_chain_that_was_preempted_and_requeued_is_cancelled_with_those_that_follow(
+    run: Run, cluster: Cluster
+) -> None:
+    run.journal(Submitted(job="7", chain=("8", "9")))
+    begin(run, "7")
+    event_files.append(run.attempts()[0].events_file("script"), Ended(code=75))
+    cluster.jobs = {each: SchedulerJob(each, JobState.PENDING, "PENDING") for each in "789"}
+    JobMonitor().cancel(run)
+    assert set(cluster.cancelled) == {"7", "8", "9"}
+
+
 def test_the_job_that_a_run_submits_while_it_is_cancelled_is_cancelled_too(
     run: Run, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
