@@ -102,7 +102,7 @@ def with_signals(
     |---|---|---|
     | Ctrl-C, SIGTERM | it is cancelled, and followed to its end; the second time it is killed | following ends |
     | the window is closed (SIGHUP) | it is cancelled, and followed to its end | following ends |
-    | the reader of the output has exited (`head`) | the same | OSError |
+    | the output cannot be written (`head` has exited, the disk is full) | the same | OSError |
 
     Returns the result of `follow`, and whether the run was interrupted; None: following ended, and the run continues.
     """
@@ -113,7 +113,7 @@ def with_signals(
             except OSError as error:
                 if not foreground or error.filename is not None or error.errno not in OUTPUT_GONE:
                     raise
-                _discard_output(f"the reader of the output has exited: stopping {name}")
+                _discard_output(f"the output cannot be written ({error.strerror}): stopping {name}")
                 if not signals:
                     cancel(False)
                 return follow(False, signals), True
