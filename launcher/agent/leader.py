@@ -38,6 +38,7 @@ The leader sends:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, astuple, replace
 from typing import Any
@@ -63,6 +64,12 @@ FEW = 64  # up to so many agents are looked at after each message
 LOOK = 1e-5  # seconds between two looks, for each agent above FEW: the leader spends a few percent of its time on them
 
 
+def patience(losses: int, heartbeat: float) -> float:
+    """Returns the seconds for which an agent that has come back, and was lost in so many rounds, waits for a round that
+    ends by itself: none at first, then a heartbeat, 3, 7, ... 127. A bad cable would take all time for restarts."""
+    return heartbeat * (2 ** max(0, min(losses, 8) - 1) - 1)
+
+
 class Coordinator:
     """What the leader knows about all agents. Takes their messages, decides, and collects the messages to send."""
 
@@ -82,6 +89,8 @@ class Coordinator:
         self._heard: dict[int, float] = {}  # when each agent has sent something
         self._now = 0.0  # when something happened last
         self._silent: dict[int, Member] = {}  # those that have sent nothing for launch.heartbeat
+        self._losses: Counter[int] = Counter()  # rounds that each agent was lost in,
+        self._let_in: dict[int, float] = {}  # and from when on a round ends for one that has come back
         self._outbox: list[tuple[tuple[int, ...], Message]] = []
         self._told_spares: list[int] = []  # the waiting agents when the round began
         self._announced: set[str] = set()  # of stop, warning, regroup: those that were broadcast
@@ -171,6 +180,7 @@ class Coordinator:
         if problem is not None:
             self._send(list(arrivals.arrived), refused(problem))
             return
+        self._losses.update(index for index, agent in self._watch.agents.items() if agent.gone)
         for member in members:
             del self._ready[member.index]
         self.history = replace(self.history, best=max(self.history.best, self._watch.step))
@@ -207,6 +217,7 @@ class Coordinator:
         kind = message.get("type")
         if kind == "hello":
             self._ready[index] = Member(*message["member"])
+            self._let_in[index] = now + patience(self._losses[index], self.limits.heartbeat)
             if self.limits.most is not None and self._watching and self.arrivals is None:
                 self._send([index], {"type": "spare"})
                 self._tell_spares()
@@ -359,7 +370,8 @@ class Coordinator:
         if self._announced & {"stop", "regroup"} or not self._watch.all_resumable:
             return
         full = self.limits.most is not None and len(self.present()) >= self.limits.most
-        if not full and self._watch.step > self.history.best and (waiting := self.waiting):
+        waiting = [index for index in self.waiting if self._now >= self._let_in.get(index, self._now)]
+        if not full and self._watch.step > self.history.best and waiting:
             self._announced.add("regroup")
             self.broadcast({"type": "regroup", "back": [vars(self._places[index]) for index in waiting]})
 

@@ -771,6 +771,33 @@ def test_a_round_that_got_somewhere_makes_room_for_who_came_back() -> None:
     cluster.none("regroup")
 
 
+def test_a_node_that_is_lost_again_and_again_ends_rounds_less_and_less_often() -> None:
+    """As with a bad cable: each time it comes and goes the others save, start again, and start again without it."""
+    cluster, step, waited = Cluster(least=1).begin(), 5, []
+    for number in range(1, 12):
+        cluster.lose(2)
+        history = History(**cluster.one("verdict", [0, 1, 2] if number == 1 else EVERYBODY)["history"])
+        cluster.receive(1, "ready", round=history.round)
+        cluster.gather(history, [0, 1])
+        cluster.one("begin", [0, 1])
+        cluster.coordinator.watch(cluster.now)
+        cluster.hello(2)
+        before, step = cluster.now, step + 1
+        while not (regroup := cluster.take("regroup")):
+            cluster.wait(1, beats=[0, 1, 2], step=step, resumable=True, joined=True)
+        waited.append(round((cluster.now - before - 1) / HEARTBEAT))
+        assert sorted(index for index, _ in regroup) == [0, 1]
+        cluster.fail(0, "regroup", step=step)
+        history = History(**cluster.one("verdict", [0, 1])["history"])
+        cluster.receive(1, "ready", round=history.round)
+        cluster.gather(history, [0, 1])
+        cluster.one("begin")
+        cluster.coordinator.watch(cluster.now)
+        for index in range(3):
+            cluster.receive(index, "heartbeat", step=step, resumable=True, joined=True)
+    assert waited == [0, 1, 3, 7, 15, 31, 63, 127, 127, 127, 127]
+
+
 def test_there_is_no_regrouping_while_the_attempt_ends() -> None:
     cluster = came_back()
     cluster.receive(1, "stop", level="stop", stop={"reason": "time_limit"})
