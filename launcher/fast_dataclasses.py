@@ -54,7 +54,7 @@ class Struct:
         named.update(zip(self.FIELDS, positional, strict=False))
         if len(positional) > len(self.FIELDS) or not self._required <= named.keys() <= self.FIELDS.keys():
             raise TypeError(f"{type(self).__name__} has the fields {', '.join(self.FIELDS)}: {positional}, {named}")
-        vars(self).update({**self.FIELDS, **named})
+        self.__dict__ = {**self.FIELDS, **named}
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)

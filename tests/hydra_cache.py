@@ -16,12 +16,13 @@ from typing import Any
 
 import omegaconf
 import pytest
-from hydra._internal import config_loader_impl
+from hydra._internal import config_loader_impl, defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository, IConfigRepository
 from hydra._internal.defaults_list import DefaultsList, Overrides
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
+from hydra.core.default_element import InputDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
@@ -37,6 +38,11 @@ SCHEMA = "hydra/schema/"  # of a section of the config, before its files
 KINDS: dict[int, object] = {}  # classes of profiles by id, which no other class can have while this one is kept
 
 
+@cache
+def is_conf(path: str) -> bool:
+    return os.path.realpath(path) == CONF
+
+
 @contextlib.contextmanager
 def shared() -> Iterator[None]:
     """Has the compositions of this process inside a `with` block share what they have in common."""
@@ -44,6 +50,7 @@ def shared() -> Iterator[None]:
     of_files = file_source()
     made, found, loaded = CachingConfigRepository.__init__, ConfigRepository.load_config, of_files.load_config
     parsed, reference = OverridesParser.parse_rule, cache(omegaconf.grammar_parser.parse)
+    choices_of, resolved = defaults_list._create_interpolation_map, InputDefault._resolve_interpolation_impl
     lists: dict[str, DefaultsList] = {}
     configs: dict[str, Any] = {}
     files: dict[tuple[str, str, str], ConfigResult] = {}
@@ -85,7 +92,7 @@ def shared() -> Iterator[None]:
         return copied(results[key])
 
     def file_of(self: ConfigSource, config_path: str) -> ConfigResult:
-        if os.path.realpath(self.path) != CONF:
+        if not is_conf(self.path):
             return loaded(self, config_path)
         key = (self.provider, self.path, config_path)
         if key not in files:
@@ -97,8 +104,16 @@ def shared() -> Iterator[None]:
             rules[text, rule_name] = parsed(self, text, rule_name)
         return copy.deepcopy(rules[text, rule_name])
 
+    def later(*arguments: Any) -> Any:
+        return cache(lambda: choices_of(*arguments))  # of each file, and hardly one asks for it
+
+    def resolved_now(self: InputDefault, choices: Any, value: str | None) -> str:
+        return resolved(self, choices(), value)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OverridesParser, "parse_rule", rule_of)
+        patch.setattr(defaults_list, "_create_interpolation_map", later)
+        patch.setattr(InputDefault, "_resolve_interpolation_impl", resolved_now)
         for module in (omegaconf.base, omegaconf._utils):  # a reference's tree is only read
             patch.setattr(module, "parse", reference)
         patch.setattr(CachingConfigRepository, "__init__", repository)
@@ -162,7 +177,7 @@ def copied(result: ConfigResult | None) -> ConfigResult | None:
 def state(repo: IConfigRepository, *config_paths: str) -> str:
     """What these files of a composition depend on: on a folder that a test may write only if it has one of them."""
     found = repo.get_sources()
-    own = [source for source in found if isinstance(source, file_source()) and os.path.realpath(source.path) != CONF]
+    own = [source for source in found if isinstance(source, file_source()) and not is_conf(source.path)]
     if any(source.is_config(path) for source in own for path in config_paths):
         return repr(sources(repo))
     return repr((kinds(), [source.path for source in found if source not in own]))
@@ -185,7 +200,7 @@ def kinds() -> list[int]:
 
 
 def written(source: Any) -> list[Any]:
-    if not isinstance(source, file_source()) or os.path.realpath(source.path) == CONF:
+    if not isinstance(source, file_source()) or is_conf(source.path):
         return [source.path]
     files = [(path.relative_to(source.path), path.stat()) for path in Path(source.path).rglob("*.yaml")]
     return sorted((str(name), stat.st_mtime_ns, stat.st_size) for name, stat in files)

@@ -153,7 +153,7 @@ def _pieces(path: Path | str) -> list[bytes]:
                 begin = max(after, size - length if last else number * size // count)
                 file.seek(begin)
                 data = file.read(length)
-                if data.count(b"\n") > 1:
+                if data.find(b"\n", data.find(b"\n") + 1) >= 0:  # two lines end in it
                     break
             first = data.find(b"\n") + 1 if begin > after else 0
             after = begin + (stop := data.rfind(b"\n") + 1)

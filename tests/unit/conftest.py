@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -28,13 +30,19 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def pytest_collection_finish() -> None:
+    """Threads of torch spin while they wait for each other, which takes longer than what these tests compute."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache directory (LAUNCHER_CACHE_DIR) of its own for each test, so that tests share no cached queries."""
-    folder = tmp_path_factory.getbasetemp() / "caches" / str(next(NUMBERS))  # made by who needs it
-    folder.parent.mkdir(exist_ok=True)
-    monkeypatch.setenv("LAUNCHER_CACHE_DIR", str(folder))
-    return folder
+    folder = tmp_path_factory.getbasetemp() / f"cache-{next(NUMBERS)}"  # made by who needs it
+    os.environ["LAUNCHER_CACHE_DIR"] = str(folder)  # monkeypatch is another fixture: most tests have none
+    yield folder
+    os.environ.pop("LAUNCHER_CACHE_DIR", None)
 
 
 @pytest.fixture

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import sys
+import cProfile
 from collections.abc import Callable
-from typing import Any
 
 
 def operations(function: Callable[[], object]) -> int:
     """Returns how many functions, of Python and of C, are called within a call of `function`."""
-    count = 0
-
-    def note(_frame: Any, event: str, _argument: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
-    return count
+    counter = cProfile.Profile()  # a hook in Python (sys.setprofile) takes ten times as long as what it counts
+    counter.runcall(function)
+    return sum(entry.callcount for entry in counter.getstats())  # type: ignore[attr-defined]
 
 
 class Counted(int):

@@ -182,10 +182,6 @@ def one_of_them(number: int) -> list[Callable[[Run], None]]:
     return [COMMANDS[number % len(COMMANDS)]]
 
 
-def two_of_them(number: int) -> list[Callable[[Run], None]]:
-    return one_of_them(number) + one_of_them(number + 3)
-
-
 def some_or_all(some: Chosen) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("chosen", [some, pytest.param(all_of_them, marks=pytest.mark.slow)])
 
@@ -418,7 +414,7 @@ def test_no_file_takes_gigabytes(tmp_path: Path, make: Callable[[Path], None], b
     assert isinstance(read_json(path), Wrong)
 
 
-@some_or_all(two_of_them)
+@some_or_all(one_of_them)
 @pytest.mark.parametrize("make", FILES)
 def test_a_file_is_not_what_it_says(
     one: Run, make: Callable[[Path], None], small: None, bounded: None, chosen: Chosen

@@ -38,7 +38,8 @@ def test_why_nothing_is_bound_and_how_nodes_differ_is_told() -> None:
 
 
 def test_of_thousands_of_nodes_that_are_not_bound_some_are_named() -> None:
-    several = [dataclasses.replace(bound(f"n{number}"), unbound=Unbound("launch.bind=none")) for number in range(4096)]
+    one = dataclasses.replace(bound(), unbound=Unbound("launch.bind=none"))
+    several = [dataclasses.replace(one, host=f"n{number}") for number in range(4096)]
     section = ranks_section(page(*several))
     assert section is not None
     assert section.note.endswith("n9 and 4086 more are not bound to cores: launch.bind=none.")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import status
-from launcher.cli.status import RECENT, Rows
+from launcher.cli.status import Rows
 from launcher.errors import DONE
 from launcher.runs import event_files, live_runs_index
 from launcher.runs import events as kinds
@@ -22,6 +22,7 @@ from launcher.schedulers.slurm.client import Slurm
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import end, make_sweep
 
+RECENT = 6  # as if `status` showed no more that are over
 LONG_AGO = time.time() - 10 * live_runs_index.SETTLED
 
 
@@ -35,6 +36,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Slurm, "jobs", jobs)
     monkeypatch.setattr(Slurm, "accounting", lambda *_: {})
+    monkeypatch.setattr(status, "RECENT", RECENT)
 
 
 def make(folder: Path, name: str, *, code: int | None = None, ago: float = LONG_AGO) -> Run:

@@ -36,9 +36,9 @@ def gap(curve: Curve, last: int) -> float:
 
 def lines(count: int, metrics: int = 1) -> str:
     """An event file as versions that wrote two events a second have left it."""
-    values = {f"metric_{number}": 0.125 for number in range(metrics)}
+    values = json.dumps({f"metric_{number}": 0.125 for number in range(metrics)})
     return "".join(
-        json.dumps({"time": 1e9 + step, "event": "progress", "step": step, "total": count, "values": values}) + "\n"
+        f'{{"time": {1e9 + step}, "event": "progress", "step": {step}, "total": {count}, "values": {values}}}\n'
         for step in range(1, count + 1)
     )
 

@@ -65,9 +65,12 @@ def test_the_test_would_see_it_if_quoting_were_off(sandbox: Sandbox, monkeypatch
     assert not safe(outcome)
 
 
-@pytest.mark.parametrize("scheduler", ["slurm", "allocation", "local"])
+NAMES = [" a  b ", 'it\'s "so"', "$(touch pwned)`touch pwned`; touch pwned", "\\$HOME*?", "größe #1"]
+
+
 @pytest.mark.parametrize(
-    "name", [" a  b ", 'it\'s "so"', "$(touch pwned)`touch pwned`; touch pwned", "\\$HOME*?", "größe #1"]
+    ("scheduler", "name"),
+    [*(("slurm", name) for name in NAMES), *((each, name) for each in ("allocation", "local") for name in NAMES[1:3])],
 )
 def test_folders_and_the_interpreter_may_have_any_name(tmp_path: Path, scheduler: str, name: str) -> None:
     sandbox = Sandbox(tmp_path / name)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 
 from launcher import WorkloadHook
+from launcher.__main__ import main
 from launcher.cli import doctor
 from launcher.config.schema import Config, Function, Workload
 from launcher.errors import ConfigError
@@ -155,7 +155,9 @@ def blocks() -> Iterator[str]:
             yield textwrap.dedent(block).strip("\n") + "\n"
 
 
-def test_the_example_of_the_page_does_what_the_page_says(tmp_path: Path) -> None:
+def test_the_example_of_the_page_does_what_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     shown, session = blocks()
     code = (ROOT / "tests" / "examples" / "checks.py").read_text()
     assert shown.partition("\n\n\nclass Checks(WorkloadHook):\n")[2] in code, "the page shows a part of the example"
@@ -170,12 +172,17 @@ def test_the_example_of_the_page_does_what_the_page_says(tmp_path: Path) -> None
     (mirror / "names.txt").write_text("emma\n")
 
     own = {"LAUNCHER_CONFIG_DIR": str(folder.parent), "LAUNCHER_RUNS_DIR": f"{tmp_path}/runs", "HOME": str(tmp_path)}
-    env = {**os.environ, **own, "PYTHONPATH": str(ROOT)}
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["launcher"])
 
     def call(line: str) -> tuple[int, str]:
-        words = [sys.executable, "-m", "launcher", *line.split()]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, env=env)
-        return done.returncode, done.stdout + done.stderr
+        GlobalHydra.instance().clear()
+        code = main(line.split())
+        for name in [name for name in sys.modules if name.partition(".")[0] == "mypkg"]:
+            del sys.modules[name]
+        return code, "".join(capsys.readouterr())
 
     command, *answer = session.splitlines()
     submission = command.removeprefix("$ launcher ")
