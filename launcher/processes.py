@@ -276,6 +276,7 @@ def fork() -> int:
 # select(2) in other programs relies
 
 
+SPARE_FILES = 64
 _users: int | None = None  # the soft limit that this process began with; forks inherit it
 
 
@@ -288,6 +289,14 @@ def raise_limit() -> int:
     with contextlib.suppress(ValueError, OSError):  # sysctl fs.nr_open is lower now than the hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def allow_files(more: int) -> None:
+    """Raises the soft limit if it leaves no room for so many more open files than this process has, and some others."""
+    with os.scandir("/proc/self/fd") as entries:
+        needed = sum(1 for _ in entries) + more + SPARE_FILES
+    if needed > resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
+        raise_limit()
 
 
 def restore_limit() -> None:

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
@@ -16,7 +15,6 @@ from torch.distributed import distributed_c10d
 from launcher.checkpoint.format import CannotRead, CheckpointError, Damaged, Misfit
 from launcher.errors import RESUME
 from launcher.formatting import name_ranks
-from launcher.torch_compat import destroy_without_gil
 from launcher.worker import process_group
 
 LONGEST_PAUSE = 0.05  # seconds between two reads of the store
@@ -56,8 +54,7 @@ class Peers:
     def open(self) -> Peers:
         """Makes the process group, unless it is there or there is to be none. All ranks call it, before collectives."""
         if self.group is None and self._store is not None:
-            self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout))
-            destroy_without_gil(self.group)
+            self.group = process_group.gloo_group(self.world_size, self._timeout)
         return self
 
     def close(self) -> None:

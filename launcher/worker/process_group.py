@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from launcher import processes
 from launcher.failures.codes import FaultCode
 from launcher.files.folder_checks import SECRET_VARIABLE, secret_of_user
 from launcher.formatting import name_ranks
@@ -331,11 +332,20 @@ def _make_group(
 
 def start(backend: str, store: dist.Store, rank: int, world_size: int, device: torch.device, timeout: float) -> None:
     """Makes the process group; timeout: seconds for a collective. RuntimeError: ranks cannot be reached."""
+    processes.allow_files(world_size)
     dist.init_process_group(
         backend, store=dist.PrefixStore("group", store), rank=rank, world_size=world_size,
         timeout=timedelta(seconds=timeout), device_id=device if device.type != "cpu" and backend != "gloo" else None,
     )  # fmt: skip
     destroy_without_gil(dist.group.WORLD)
+
+
+def gloo_group(ranks: int, timeout: float | None) -> dist.ProcessGroup:
+    """Makes one more group, of all ranks, which all call it; timeout: seconds for a collective, None: as torch."""
+    processes.allow_files(ranks)  # a connection to each other rank
+    group = dist.new_group(backend="gloo", timeout=None if timeout is None else timedelta(seconds=timeout))
+    destroy_without_gil(group)
+    return cast(dist.ProcessGroup, group)
 
 
 def close() -> None:

@@ -21,7 +21,6 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,6 @@ from launcher.runs.events import Stop as StopEvent
 from launcher.runs.history import Experience, experience
 from launcher.runs.job_file import time_left
 from launcher.schedulers import registry
-from launcher.torch_compat import destroy_without_gil
 from launcher.worker import heartbeat, process_group
 from launcher.worker.debugger import FOREVER
 from launcher.worker.process_group import Env
@@ -132,11 +130,7 @@ class StopFlag:
         self._group: dist.ProcessGroup | None = None
         mpi = env.backend == "mpi"  # without a store to make a group with
         if env.world_size > 1 and self._agents is None and not mpi:
-            seconds = self._settings.timeout
-            self._group = dist.new_group(
-                backend="gloo", timeout=None if seconds is None else timedelta(seconds=seconds)
-            )
-            destroy_without_gil(self._group)
+            self._group = process_group.gloo_group(env.world_size, self._settings.timeout)
         self._agreed = Want()
         self._last: float | None = None
         self._step_time = 0.0

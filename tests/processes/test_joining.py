@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from launcher.worker import process_group
@@ -61,3 +63,16 @@ def test_no_rank_leaves_while_others_connect(tmp_path: Path) -> None:
     for each in ranks:
         each.join()
     assert [each.exitcode for each in ranks] == [0] * RANKS
+
+
+def more_groups(config: Any, env: Any) -> dict[str, Any]:
+    soft, hard = len([*Path("/proc/self/fd").iterdir()]) + 2, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    total = torch.ones(1)
+    dist.all_reduce(total, group=process_group.gloo_group(RANKS, 30.0))
+    return {"total": int(total)}
+
+
+def test_groups_are_made_under_a_soft_limit_of_open_files_that_is_lower_than_they_need() -> None:
+    """Each has a connection to each other rank: 1,024 are too few for two groups of 600 ranks."""
+    assert [each.metrics for each in run_ranks(more_groups, None, RANKS)] == [{"total": RANKS}] * RANKS
