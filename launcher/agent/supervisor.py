@@ -43,6 +43,9 @@ LATE = 3.0  # seconds for which an agent that had to kill its ranks waits for th
 ALONE = 1.0  # seconds for which an agent outlives its leader to blame it: a job that is killed loses all its agents
 TICK = 0.1  # seconds between two polls of the ranks' output and heartbeats
 AGREES = 0.005  # seconds between two polls while ranks have to answer whether they can stop at a step boundary
+# Seconds to exit, at most, once the wall time is over: the job has to continue the run before it is killed, by PBS 10 s
+# and by Slurm KillWait (30 s) after SIGTERM
+AT_LIMIT = 5.0
 DIES = 10.0  # seconds after SIGKILL in which a rank has to be gone, or its node is bad;
 LOOKS = 0.5  # seconds for which it is looked whether it uses CPU time,
 FREES = 120.0  # and most seconds in which the kernel may then free its memory: a TB, or what is pinned, takes long
@@ -94,6 +97,7 @@ class Supervisor:
         self._stop_checker = (
             StopChecker(plan, os.environ, first=self._leads, now=clock()) if plan.program_resumes else None
         )
+        self._grace = float(plan.launch.grace)
         self._stop_by: float | None = None  # when to kill the ranks that still run
         self._killed_at: float | None = None
         self._frees: tuple[float, float] | None = None  # CPU seconds of ranks that do not die, and when to give them up
@@ -256,7 +260,10 @@ class Supervisor:
         if self._stop_checker is not None:
             self._signal_program(self._stop_checker, now)
         if self._ending and self._stop_by is None:
-            self._stop_by = now + self._plan.launch.grace
+            left = time_left(os.environ)
+            if left is not None and left.seconds <= 1.0:
+                self._grace = min(self._grace, AT_LIMIT)
+            self._stop_by = now + self._grace
         elif self._phase is Phase.LEAVING and self._stop_by is None:
             self._stop_by = now + self._plan.launch.hang_timeout
         if self._stop_by is not None and now > self._stop_by and self._alive and self._killed_at is None:
@@ -332,7 +339,7 @@ class Supervisor:
             self._send_failure(RoundEnd.REGROUP, Fault(code=FaultCode.NODE_RETURNED, message=message))
             return
         asked = self._agreed_stop() or self._requests.get("stop") or self._requests.get("warning")
-        killed_after = float(self._plan.launch.grace) if self._too_late else None
+        killed_after = self._grace if self._too_late else None
         stop = policy.stop_of_exits(self._exits.values(), asked, self._own.host, killed_after=killed_after)
         self._send_failure(RoundEnd.LEFT, Fault(code=FaultCode.LEFT), stop=stop)
 

@@ -19,7 +19,7 @@ from launcher.agent.leader import Coordinator
 from launcher.agent.leader_connection import Signals
 from launcher.agent.policy import AttemptFailed, Done, History, NextRound
 from launcher.agent.rank_watch import AgentContext
-from launcher.agent.supervisor import ALONE, DECIDED, DIES, FREES, LATE, TICK, Supervisor, has_checkpoint
+from launcher.agent.supervisor import ALONE, AT_LIMIT, DECIDED, DIES, FREES, LATE, TICK, Supervisor, has_checkpoint
 from launcher.agent.workers import WorkerExit
 from launcher.attach import RequestHandler
 from launcher.failures.codes import FaultCode, StopReason
@@ -571,6 +571,21 @@ def test_ranks_that_listen_and_do_not_leave_are_killed_after_the_grace(job: Call
     one.run(LATE + 1)
     assert one.ended() == [errors.RESUME, errors.RESUME]
     assert (one.stop().killed_on, one.stop().grace) == ("node0", GRACE)
+
+
+@pytest.mark.parametrize(("left", "within"), [(-20.0, AT_LIMIT), (0.5, AT_LIMIT), (60.0, GRACE)])
+def test_at_the_wall_time_ranks_are_killed_before_the_job_is_so_that_it_can_continue_the_run(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, left: float, within: float
+) -> None:
+    monkeypatch.setattr("launcher.agent.supervisor.time_left", lambda _: TimeLeft(left, sure=False))
+    one = job()
+    for agent in one.agents:
+        agent.signals.send(TERM)
+    one.run(within - 1)
+    assert [bool(agent.workers.alive) for agent in one.agents] == [True, True]
+    one.run(2 + LATE + 1)
+    assert one.ended() == [errors.RESUME, errors.RESUME]
+    assert one.stop().grace == within
 
 
 def test_ranks_that_do_not_listen_end_with_the_signal(job: Callable[..., Job]) -> None:
