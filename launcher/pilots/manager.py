@@ -32,8 +32,8 @@ from launcher.formatting import log_line, plural, ranges
 from launcher.pilots import point_fork
 from launcher.pilots.point_fork import Slot, slots_of_node
 from launcher.processes import Process, namespace
+from launcher.runs import event_files, point_claims
 from launcher.runs import events as kinds
-from launcher.runs import point_claims
 from launcher.runs.directory import Attempt, Events, current_attempt
 from launcher.runs.lease_and_locks import HolderWatch
 from launcher.runs.point_claims import Claims, EntryKind, Manager, PointLog, SeenManager, State
@@ -250,7 +250,10 @@ class SlotManager:
                 self._not_started(point, before, slot, EntryKind.CANCELLED)
                 return
             if before.state is State.HELD and before.interrupted >= most:
-                log_line(f"point {point} is not started again: it has had {plural(most, 'attempt')}")
+                why = f"its pilot or node was lost again, after {plural(most, 'attempt')} (resume.max_attempts)"
+                ended = point_fork.begin(run).events_file("script")
+                for event in (kinds.Fault(host=self._host, message=why), kinds.Ended(code=errors.NO_RETRY)):
+                    event_files.append(ended, event)
                 self._not_started(point, before, slot, EntryKind.FATAL)
                 return
             attempt = point_fork.begin(run)

@@ -25,7 +25,7 @@ from launcher.environment import snapshot
 from launcher.errors import ConfigError, RunError, SubmissionError
 from launcher.files.retried_reads import Wrong, exists, read_json, unwrap
 from launcher.formatting import plural
-from launcher.monitoring.run_status import JobMonitor, RunState, queries, status_of
+from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunState, or_damaged, queries, status_of
 from launcher.monitoring.sweep_status import LiveArray, live_jobs, live_pilots, point_statuses, throttle_each
 from launcher.paths import default_runs_dir, own_module
 from launcher.plan.plan import Cluster, JobPlan
@@ -232,12 +232,23 @@ def recover(sweep: Sweep, plans: Mapping[int, JobPlan]) -> None:
     """
     for each in sweep.submissions():
         if each.job is None:
-            plan = plans[each.points[0]] if each.points[0] in plans else sweep.run(each.points[0]).plan()
+            plan = plans[each.points[0]] if each.points[0] in plans else _readable(sweep, each.points).plan()
             job = begun([sweep.run(index) for index in each.points]) or queries(plan).find(each.token, plan.name)
             if job is None:
                 sweep.refused(each.token)
             else:
                 sweep.submitted(each.token, job)
+
+
+def _readable(sweep: Sweep, points: Sequence[int]) -> Run:
+    # Returns the first of these points whose record is not damaged; raises RunError, UnavailableError
+    for index in points:
+        found = or_damaged(sweep.run(index), sweep.run(index).plan)
+        if not isinstance(found, DamagedRun):
+            return sweep.run(index)
+        if found.is_transient or index == points[-1]:
+            raise found.error()
+    raise RunError(f"{sweep.id} has no points")
 
 
 class _ArraySubmitter:
@@ -436,7 +447,7 @@ def submit_pilots(sweep: Sweep, points: Sequence[int], *, by_hand: bool = False)
     packing = sweep.manifest().packing
     assert packing is not None, "the sweep is packed"
     Claims.create(sweep.path)
-    first = sweep.run(points[0] if points else 0)  # pilots are made from any point
+    first = _readable(sweep, points or range(max(len(sweep.manifest().points), 1)))  # pilots are made from any point
     point, config = first.plan(), first.record()["config"]
     jobs: dict[int, SubmittedRun] = {}
     living, wanted, limit, live = 0, packing.pilots, "", JobMonitor()

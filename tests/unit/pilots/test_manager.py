@@ -12,11 +12,13 @@ import pytest
 
 from launcher.agent.leader_connection import Signals
 from launcher.errors import RESUME, UnavailableError
+from launcher.failures.messages import of_fault
 from launcher.pilots import manager
 from launcher.pilots.manager import FreePoints, SlotManager
 from launcher.runs import event_files
 from launcher.runs.directory import Run
-from launcher.runs.events import Event, ManagerEnded, ManagerIdle, NodeLeftOut, PointEnded, Progress, known
+from launcher.runs.events import Event, Fault, ManagerEnded, ManagerIdle, NodeLeftOut, PointEnded, Progress, known
+from launcher.runs.history import read_history
 from launcher.runs.point_claims import Claims, EntryKind, Manager, State
 from launcher.runs.sweep_directory import Sweep, TrialState
 from tests.unit.pilots.managers import Points, packed_sweep, slot_manager
@@ -327,6 +329,7 @@ def test_a_point_that_has_ended_as_many_managers_as_it_may_have_attempts_is_not_
     slot_manager(sweep, points, monkeypatch, attempt=most).run()
     assert points.started == [1]
     assert states(sweep) == {0: State.FAILED, 1: State.DONE}
+    assert "its pilot or node was lost again" in of_fault(read_history(sweep.run(0)).fault or Fault())
     folder.add(0, folder.log(0).next, EntryKind.AGAIN, None)  # as `sweep rerun` does
     slot_manager(sweep, points, monkeypatch, attempt=most + 1).run()
     assert points.started == [1, 0]

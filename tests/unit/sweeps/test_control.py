@@ -344,14 +344,17 @@ def test_points_that_were_never_made_are_not_run_again(tmp_path: Path, monkeypat
     assert control.cancel(sweep) == dict.fromkeys(range(3), "waiting")
 
 
+@pytest.mark.parametrize("damaged", [False, True])
 def test_an_array_whose_submitter_was_killed_is_found_before_it_is_cancelled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
 ) -> None:
     sweep = make_sweep(tmp_path, 2, array=None)
     sweep.submitting("t", [0, 1])
     site = Site(monkeypatch, Slurm, elements("100", 0, 2))
     monkeypatch.setattr(Slurm, "find", lambda _, token, name: {"t": "100"}[token])
-    assert control.cancel(sweep) == {0: "queued", 1: "queued"}
+    if damaged:
+        (sweep.run(0).path / "record.json").write_text("")
+    assert control.cancel(sweep) == dict.fromkeys(range(damaged, 2), "queued")
     assert site.told == [("100",)]
 
 
