@@ -138,15 +138,9 @@ class Sweep(Struct):
         Raises RunError: there is no manifest, it is damaged, or another version of the launcher wrote it.
         """
         record = self.path / RECORD
-
-        def version() -> tuple[int, int, int]:
-            with safe_io.open_regular(record) as file:  # opened, since NFS shows old facts about a file that is not
-                status = os.fstat(file.fileno())
-            return status.st_ino, status.st_mtime_ns, status.st_size
-
-        if (now := unwrap(retry_read(version, record))) is None:
+        if (version := _version(record)) is None:
             raise RunError(f"{self.path} is not a sweep: it has no {RECORD}")
-        manifest = _manifest(record, now)
+        manifest = _manifest(record, version)
         if not manifest.search:
             return manifest
         trials = SearchRecord(self.path).journal().trials
@@ -227,9 +221,19 @@ class Sweep(Struct):
             (self.path / "cancelled").unlink(missing_ok=True)
 
 
+def _version(path: Path) -> tuple[int, ...] | None:
+    # Another one once the file has changed; None: there is no file
+    def look() -> tuple[int, ...]:
+        with safe_io.open_regular(path) as file:  # opened, since NFS shows old facts about a file that is not
+            status = os.fstat(file.fileno())
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
+    return unwrap(retry_read(look, path))
+
+
 @lru_cache(maxsize=1)
-def _manifest(path: Path, _version: tuple[int, int, int]) -> SweepManifest:
-    # Cached until another file is there, since that of 100,000 points takes a second
+def _manifest(path: Path, _: tuple[int, ...]) -> SweepManifest:
+    # Cached for a version, since that of 100,000 points takes a second; so is the journal of a search
     found = unwrap(read_json(path, io_bounds.SWEEP_BYTES))
     if not isinstance(found, dict) or "format" not in found:
         raise RunError(f"{path} cannot be read: it is no manifest of a sweep")
@@ -434,19 +438,24 @@ class SearchRecord:
 
     def journal(self) -> Journal:
         """Returns the journal's present content, empty without a file; raises RunError if it is damaged."""
-        found, overrides = Journal(), 0
-        data = unwrap(read_bytes(self.journal_file, io_bounds.SEARCH_BYTES)) or b""
-        for number, entry in enumerate(journal_entries(data, self.journal_file), 1):
-            before = len(found.trials)
-            try:
-                _apply(found, entry)
-                if len(found.trials) > before:
-                    overrides += len(found.trials[-1].overrides)
-                    if wrong := too_many(len(found.trials), overrides):
-                        raise ValueError(wrong)
-            except (ValueError, OverflowError, OSError) as error:  # the last two: a date before 1970 or after 9999
-                raise RunError(f"{self.journal_file} cannot be read: record {number}: {error}") from None
-        return found
+        return _journal(self.journal_file, _version(self.journal_file))
+
+
+@lru_cache(maxsize=1)
+def _journal(path: Path, _: tuple[int, ...] | None) -> Journal:
+    found, overrides = Journal(), 0
+    data = unwrap(read_bytes(path, io_bounds.SEARCH_BYTES)) or b""
+    for number, entry in enumerate(journal_entries(data, path), 1):
+        before = len(found.trials)
+        try:
+            _apply(found, entry)
+            if len(found.trials) > before:
+                overrides += len(found.trials[-1].overrides)
+                if wrong := too_many(len(found.trials), overrides):
+                    raise ValueError(wrong)
+        except (ValueError, OverflowError, OSError) as error:  # the last two: a date before 1970 or after 9999
+            raise RunError(f"{path} cannot be read: record {number}: {error}") from None
+    return found
 
 
 def too_many(points: int, overrides: int = 0) -> str | None:
