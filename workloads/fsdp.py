@@ -283,17 +283,12 @@ class Trainer:
         self.loss: float | None = None  # mean of the last log line
         self.val_loss: float | None = None  # of the last evaluation
         self.evaluated = 0  # steps done at the last evaluation
+        precision = str(self.dtype or torch.float32).removeprefix("torch.")
         self.resumable = Resumable(
-            {"model": self.model, "optimizer": self.optimizer, "trainer": self},
-            identity=self.identity(),
-            unlike={
-                "workload.precision": str(self.dtype or torch.float32).removeprefix("torch."),
-                "workload.micro_batch_size": config.micro_batch_size,
-            },
-            seed=config.seed,
-            env=env,
-            run=self.settings,
-        )
+            {"model": self.model, "optimizer": self.optimizer, "trainer": self}, identity=self.identity(),
+            unlike={"workload.precision": precision, "workload.micro_batch_size": config.micro_batch_size},
+            seed=config.seed, env=env, run=self.settings,
+        )  # fmt: skip
 
     def identity(self) -> dict[str, Any]:
         """Returns facts about this training. A checkpoint with other values is refused."""

@@ -182,9 +182,8 @@ class Checkpointer:
 
     def on_all(self, function: Callable[[], None]) -> None:
         """Calls a function on each rank; errors of any ranks are raised as one CheckpointError on all."""
-        if self._memory is not None:
-            self._memory.wait()
-        self._loads.on_all(function)
+        busy = self._memory is not None and self._memory.busy
+        (self._peers.open() if busy else self._loads).on_all(function)
 
     def close(self) -> None:
         """Waits for the last save, and releases memory and the process group; raises like `wait`."""

@@ -17,6 +17,7 @@ import json
 import os
 import pickle
 import socket
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -436,7 +437,9 @@ def _join(
         all_of_them = store.multi_get([f"joined/{rank}" for rank in range(place.world_size)])
         found = [RankFacts(**json.loads(each)) for each in all_of_them]
         nodes = topology.assign_nodes([(each.node, each.host) for each in found], place.hosts)
-        store.set("all joined", json.dumps([compare(found), nodes.of_ranks, nodes.hosts]))
+        # Compressed, it is an 18th: 10 GB less for 32,768 ranks
+        answer = zlib.compress(json.dumps([compare(found), nodes.of_ranks, nodes.hosts]).encode())
+        store.set("all joined", answer)  # type: ignore[arg-type]  # torch's type says str, and takes bytes
     try:
         store.wait(["all joined"], timedelta(seconds=timeout + longer))
     except dist.DistStoreError:
@@ -449,7 +452,7 @@ def _join(
         places = _places(place, "")
         accused = tuple(Accused(host=places[rank].host, rank=rank) for rank in missing)
         raise RendezvousError(Fault(code=FaultCode.NOT_JOINED, accused=accused, seconds=float(timeout))) from None
-    refused, of_ranks, hosts = json.loads(store.get("all joined"))
+    refused, of_ranks, hosts = json.loads(zlib.decompress(store.get("all joined")))
     _require_none(refused)
     return topology.Nodes(tuple(of_ranks), tuple(hosts))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import threading
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -163,6 +164,22 @@ def test_the_cost_is_linear_in_ranks(world_size: int) -> None:
     assert store.values == 2 * world_size  # the facts once, and the verdict once for each
 
 
+def test_what_each_rank_reads_is_less_than_a_byte_a_rank() -> None:
+    store, ranks = dist.HashStore(), 8_192
+    environ = {
+        "RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "node00000",
+        "MASTER_PORT": "1",
+    }  # fmt: skip
+    place = topology.derive(environ, "node00000", str)
+    for number in range(ranks):
+        facts = rank(number, host=f"node{number // 8:05d}.cluster.example.org", node=number // 8, gpu=f"GPU-{number}")
+        store.set(f"joined/{number}", json.dumps(asdict(facts)))
+    store.add("joined", ranks - 1)
+    nodes = process_group._join(store, place, rank(0, host="node00000.cluster.example.org", node=0), 30)
+    assert (len(nodes.hosts), nodes.of_ranks[-1]) == (1024, 1023)
+    assert len(store.get("all joined")) < ranks
+
+
 def test_ranks_that_wait_in_vain_name_who_is_missing_with_one_look() -> None:
     store = CountingStore(dist.HashStore(), 62)
     outcome = joined([rank(number) for number in range(62)], store, world_size=64, timeout=0.5)
@@ -174,7 +191,7 @@ def test_ranks_that_wait_in_vain_name_who_is_missing_with_one_look() -> None:
 
 
 def test_the_agents_name_who_is_missing_before_the_ranks_that_they_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited = {}
+    waited: dict[bool, float] = {}
 
     def join(store: object, place: object, facts: object, timeout: float, longer: float) -> None:
         waited[watched] = timeout + longer
