@@ -247,12 +247,7 @@ class Job:
             with contextlib.suppress(OSError):
                 self._ends_others = subprocess.Popen(self._job.won, stdin=subprocess.DEVNULL)
         self._wait_for_others()
-        if request := self._stops.requested:  # in a job that is being deleted PBS starts no more tasks
-            self._event(StopRequested(signal=request, host=self._host))
-            self._event(Stop(reason=StopReason.SIGNAL, signal=request, host=self._host))
-            command = RESUME  # nothing is lost
-        else:
-            command = self._start()
+        command = self._start()
         if self._ends_others is not None:
             self._ends_others.wait()
         if self._job.after is not None:
@@ -322,13 +317,17 @@ class Job:
             self._ended(RESUME)
 
     def _start(self) -> int:
+        if request := self._stops.requested:  # in a job that is being deleted PBS starts no more tasks
+            self._event(StopRequested(signal=request, host=self._host))
+            self._event(Stop(reason=StopReason.SIGNAL, signal=request, host=self._host))
+            return RESUME  # nothing is lost
         # srun starts nothing, and ends with 1, while Slurm's controller is away, as during a restart
         code = _command([*self._job.start, *self._job.node, str(self._run_dir)])
         if code == DONE or self._has_begun():
             return code
         for waited in retried_reads.backoff(AWAY, 5.0, 20.0):
             if self._stops.requested or not _of_scheduler(self._job.away):
-                return self._start() if waited and not self._stops.requested else code
+                return self._start() if waited else code
             if not waited:
                 print("launcher: the scheduler does not answer: the agents start when it does", file=sys.stderr)
         raise UnavailableError(f"{self._host} could not start the agents: no answer of the scheduler for {AWAY:g} s")

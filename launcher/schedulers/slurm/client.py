@@ -167,7 +167,8 @@ class Slurm(Struct):
         """Returns whether Slurm cancels what it preempts in a partition; False also where QOS decide about that."""
         if not partition or self.settings().get("PreemptType") != "preempt/partition_prio":
             return False
-        return pairs(self.run("scontrol", "show", "partition", partition))["PreemptMode"] == "CANCEL"
+        shown = pairs(self.run("scontrol", "show", "partition", partition))
+        return "CANCEL" in shown["PreemptMode"].split(",")  # GANG,CANCEL
 
     def requeue(self, job_id: str) -> None:
         self._change("scontrol", "requeue", job_id)

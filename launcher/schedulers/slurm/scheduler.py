@@ -96,22 +96,21 @@ class SlurmScheduler(base.FolderQueue):
         return {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}  # of this job
 
     def requeue(self, job_id: str) -> None:
-        slurm, lost, running = Slurm(base.JOB_TIMEOUT), False, False
-        problem = base.QueryError("")
-        for _ in backoff(REQUEUES, 1.0):
+        slurm, problem = Slurm(base.JOB_TIMEOUT), base.QueryError("")
+        for since in backoff(REQUEUES, 1.0):
             try:
                 slurm.requeue(job_id)
                 return
             except base.QueryError as error:
-                lost, problem = lost or isinstance(error, base.AnswerLost), error
-            if not lost:
-                raise problem
+                if not since and not isinstance(error, base.AnswerLost):
+                    raise
+                problem = base.AnswerLost(str(error))
             with contextlib.suppress(base.QueryError):
                 state, _ = slurm.state_and_reason(job_id)
-                running = state == "RUNNING"
-                if not running:  # it was requeued after all, and this process ends soon
+                if state != "RUNNING":  # it was requeued after all, and this process ends soon
                     return
-        raise base.QueryError(str(problem)) if running else base.AnswerLost(str(problem))
+                problem = base.QueryError(str(problem))
+        raise problem
 
     def preempted(self, job_id: str) -> float | None:
         return Slurm(base.JOB_TIMEOUT).preempted(job_id)

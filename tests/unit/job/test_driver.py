@@ -320,6 +320,21 @@ def test_a_controller_that_is_away_when_the_agents_are_to_start_is_waited_for(
     assert asked[:4] == ([True] * 3 + [False] if returns else [True] * 4)
 
 
+def test_a_run_that_is_to_stop_while_its_agents_wait_for_the_controller_stops_and_has_not_failed(
+    sandbox: Sandbox, server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asks(_: object) -> bool:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return True
+
+    monkeypatch.setattr(in_job, "is_away", asks)
+    (sandbox.folder / "bin/srun").write_text("#!/bin/bash\nexit 1\n")
+    sandbox.python.write_text("#!/bin/bash\nexit 75\n")
+    outcome = drive(sandbox)
+    (stop,) = (event for event in outcome.events() if event["event"] == "stop")
+    assert (outcome.code, ended(outcome), stop["reason"]) == (75, [75], "signal")
+
+
 def test_agents_that_fail_are_started_once(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     srun = sandbox.folder / "bin/srun"

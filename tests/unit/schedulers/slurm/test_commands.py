@@ -368,6 +368,7 @@ def test_an_end_that_slurm_cannot_tell_is_what_the_stop_request_says(
     [
         ("preempt/partition_prio", "REQUEUE", NextReason.PREEMPTED),
         ("preempt/partition_prio", "CANCEL", None),  # nobody else continues it
+        ("preempt/partition_prio", "GANG,CANCEL", None),
         ("preempt/qos", "CANCEL", NextReason.PREEMPTED),  # its QOS may say something else
     ],
 )
@@ -422,6 +423,15 @@ def test_a_requeue_that_a_busy_controller_has_not_answered_is_asked_for_again(
     put(commands, "squeue", squeue)
     SlurmScheduler().requeue("7")
     assert third.exists()
+
+
+def test_a_requeue_that_may_be_late_is_no_refusal(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job ran after the first request; nobody knows what became of the last one."""
+    Clock(monkeypatch, retried_reads)
+    put(commands, "scontrol", LOST)
+    put(commands, "squeue", f"[ ! -e {commands}/seen ] || exit 1; : >{commands}/seen; echo 'RUNNING|None'")
+    with pytest.raises(AnswerLost):
+        SlurmScheduler().requeue("7")
 
 
 def test_a_trial_without_an_answer_says_nothing_of_the_job(commands: Path) -> None:
