@@ -73,7 +73,6 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
     public = redacted_record(prepared, config, overrides)
     with _only_submitter(run, prepared):
         if resumed := run.recorded():  # maybe since a moment ago, by another process
-            run.require_private()
             require_same(run, plan)
         else:  # new, or its submitter was killed before it submitted anything
             _record(run, prepared, *public)
@@ -102,7 +101,9 @@ def _only_submitter(run: Run, prepared: Prepared) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         while True:
             with refusals_of_the_system(run, prepared.plan, prepared.token):
-                if not run.recorded():
+                if run.recorded():
+                    run.require_private()
+                else:
                     Run.create(run.path)
             with contextlib.suppress(FileNotFoundError):
                 held.enter_context(only_submitter(run.path))

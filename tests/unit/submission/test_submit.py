@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from launcher.config.schema import P2P, Checkpoint, Limits, Resume, ResumeHow
-from launcher.errors import ConfigError, SubmissionError
+from launcher.errors import ConfigError, RunError, SubmissionError
 from launcher.processes import Process
 from launcher.runs import event_files, lease_and_locks
 from launcher.runs.directory import Run
@@ -197,6 +197,15 @@ def test_of_two_commands_at_the_same_moment_one_says_what_runs(
         handed_over(tmp_path, time="1h")
     assert Run(tmp_path / "runs" / "a").plan().time == 7200
     assert len(stand_in.jobs()) == 1
+
+
+def test_nothing_is_written_to_a_run_that_others_could_change(tmp_path: Path, stand_in: SlurmStandIn) -> None:
+    folder = handed_over(tmp_path).run.path
+    (folder / lease_and_locks.SUBMITTING).unlink()
+    folder.chmod(0o777)
+    with pytest.raises(RunError, match="others can write"):
+        handed_over(tmp_path)
+    assert not (folder / lease_and_locks.SUBMITTING).exists()
 
 
 @pytest.mark.parametrize("refused", [False, True])
