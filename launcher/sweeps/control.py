@@ -323,15 +323,13 @@ def rerun(
             if points is not None or not made:
                 raise RunError(f"nothing was submitted: {why}")
             print(f"launcher: {why}", file=sys.stderr)
-        plans: dict[int, JobPlan] = {}
-        for index in made:
-            plan = or_damaged(sweep.run(index), sweep.run(index).plan)
-            if not isinstance(plan, DamagedRun):
-                plans[index] = plan
-            elif points is not None:
-                raise plan.error()
-            else:
-                print(f"launcher: point {index} is left out: {plan.message}", file=sys.stderr)
+        found = {index: or_damaged(sweep.run(index), sweep.run(index).plan) for index in made}
+        plans = {index: each for index, each in found.items() if not isinstance(each, DamagedRun)}
+        for index, each in found.items():
+            if isinstance(each, DamagedRun):
+                if points is not None or not plans:
+                    raise each.error()
+                print(f"launcher: point {index} is left out: {each.message}", file=sys.stderr)
         if not plans:
             return None
         confirm(plans)

@@ -169,7 +169,7 @@ def _submit_search(sweep: Sweep, prepared: PreparedSweep, by_hand: bool) -> Subm
     assert prepared.settings is not None, "it is a search"
     snapshot.take(prepared.plans[prepared.order[0]])
     SearchRecord(sweep.path).create(prepared.settings, prepared.template)
-    sweep.write(prepared.manifest)  # at last: who finds it, reads the settings
+    sweep.write(prepared.manifest)  # last: who finds it reads the settings
     Run(sweep.path).link(default_runs_dir(), latest=False)
     sweep.mark_cancelled(False)
     points = SearchPoints(sweep)
@@ -217,7 +217,7 @@ def _make_points(sweep: Sweep, prepared: PreparedSweep, points: Iterable[int]) -
         run, plan = sweep.run(index), prepared.plans[index]
         facts = facts or facts_of_here(plan.submitted_in)
         if run.recorded():
-            (run.path / "record.json").rename(run.path / ".record.json.damaged")
+            shutil.copyfile(run.path / "record.json", run.path / ".record.json.damaged")
         else:
             Run.create(run.path)
         overrides = prepared.manifest.points[index]

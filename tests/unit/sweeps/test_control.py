@@ -388,3 +388,7 @@ def test_a_point_whose_record_is_damaged_does_not_keep_the_others_from_running_a
     assert f"point 1 is left out: {sweep.run(1).path}/record.json cannot be read" in capsys.readouterr().err
     with pytest.raises(RunError, match=r"1/record\.json cannot be read"):
         control.rerun(sweep, [0, 1])
+    for index in (0, 2):
+        (sweep.run(index).path / "record.json").write_text("{")
+    with pytest.raises(RunError, match=r"0/record\.json cannot be read"):  # not that there is nothing to do
+        control.rerun(sweep, None)

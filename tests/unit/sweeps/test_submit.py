@@ -121,6 +121,23 @@ def test_points_that_lost_their_records_in_a_crash_get_them_again_and_are_not_su
     assert {**sweep.run(1).record(), "submitted": 0} == {**record, "submitted": 0}
 
 
+def test_a_command_that_is_killed_before_it_writes_such_a_record_can_be_repeated(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = site.submit(seeds(3), sweep=_sweep(id="lr")).sweep
+    (sweep.run(1).path / "record.json").write_text("")
+
+    def kill(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(Run, "write_record", kill)
+        with pytest.raises(KeyboardInterrupt):
+            site.submit(seeds(3), sweep=_sweep(id="lr"))
+    assert site.submit(seeds(3), sweep=_sweep(id="lr")).already_submitted == (0, 1, 2)
+    assert (sweep.run(1).path / ".record.json.damaged").read_text() == ""
+
+
 def test_new_points_are_added_and_keep_the_numbers_of_the_old_ones(site: Site) -> None:
     site.submit(seeds(3), sweep=_sweep(id="lr"))
     more = site.submit(["seed=7", "seed=1", "seed=8", "seed=7"], sweep=_sweep(id="lr"))
