@@ -447,7 +447,7 @@ class Supervisor:
         used = sum(processes.cpu_seconds(self._workers.pids()[place]) for place in self._alive)
         if self._frees is None:
             self._frees = used, now + LOOKS
-        elif used > self._frees[0]:
+        elif used != self._frees[0]:  # also less: a rank of several is gone
             self._frees = used, now + DIES
         return now > min(self._frees[1], killed_at + FREES)
 

@@ -492,6 +492,20 @@ def test_ranks_whose_memory_the_kernel_still_frees_are_waited_for(
     assert one.ended() == [end]
 
 
+def test_a_rank_that_is_gone_hides_not_that_the_memory_of_another_is_still_freed(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = job(agents=2, min_nodes=1)
+    workers = one.agents[0].workers
+    monkeypatch.setattr("launcher.processes.cpu_seconds", lambda pid: 10_000 * (pid % 2 == 0) + one.now)
+    workers.immortal = True
+    one.agents[1].workers.end(0, -KILL)
+    one.run(DIES + 2)
+    workers.end(0, -KILL)  # of the two it has used by far the most
+    one.run(DIES + 5)
+    assert one.ended()[0] is None
+
+
 # -- ranks that leave to resume later
 
 
