@@ -128,7 +128,8 @@ class Checkpointer:
         self.settle()
         still = wait or not self._background
         save = Save(step, began=began, compare=self._check_replicas and not self._compared)
-        self._peers.open()
+        with heartbeat.alive():
+            self._peers.open()
         with save.keeps_faults():
             content = save.take(state, rank_state, extra or {}, metrics or {})
             save.copying = self._staging.start(content.tensors, still=still)
@@ -179,11 +180,6 @@ class Checkpointer:
             save.join()
         if self._final is not None:
             raise CheckpointError(self._final)
-
-    def on_all(self, function: Callable[[], None]) -> None:
-        """Calls a function on each rank; errors of any ranks are raised as one CheckpointError on all."""
-        busy = self._memory is not None and self._memory.busy
-        (self._peers.open() if busy else self._loads).on_all(function)
 
     def close(self) -> None:
         """Waits for the last save, and releases memory and the process group; raises like `wait`."""
@@ -243,8 +239,9 @@ class Checkpointer:
     # -- loading
 
     def load(
-        self, state: Mapping[str, Any], *, only: Sequence[str] = (), accept: Callable[[Loaded], None] = lambda _: None
-    ) -> Loaded | None:
+        self, state: Mapping[str, Any], *, only: Sequence[str] = (), accept: Callable[[Loaded], None] = lambda _: None,
+        then: Callable[[Loaded], None] = lambda _: None,
+    ) -> Loaded | None:  # fmt: skip
         """Restores the newest checkpoint or copy in memory, all of it, into `state`; each rank reads what it needs.
 
         A checkpoint that is torn, truncated, changed or not ours is logged, renamed and kept, and an older one is used.
@@ -258,6 +255,7 @@ class Checkpointer:
                 and what is left out is logged.
             accept: is called on each rank with what will be returned, before anything changes; an error that it raises
                 on any rank refuses the checkpoint on all.
+            then: the same once the objects are restored; its error is raised on all ranks, too.
 
         Returns what the checkpoint has besides tensors. None if there is no checkpoint; also if none is sound and
         `start_over` is set.
@@ -278,7 +276,7 @@ class Checkpointer:
             targets: list[LoadTarget] = []
 
             def names() -> Collection[str]:
-                targets.append(LoadTarget(state, only, accept))
+                targets.append(LoadTarget(state, only, accept, then))
                 return targets[0].tensors
 
             everyone = self._names(names)

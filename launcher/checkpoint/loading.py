@@ -175,8 +175,11 @@ def _keep_types(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> N
 
 
 class LoadTarget:
-    def __init__(self, state: Mapping[Any, Any], only: Sequence[str], accept: Callable[[Loaded], None]) -> None:
-        self.accept = accept  # as of `Checkpointer.load`
+    def __init__(
+        self, state: Mapping[Any, Any], only: Sequence[str], accept: Callable[[Loaded], None],
+        then: Callable[[Loaded], None],
+    ) -> None:  # fmt: skip
+        self.accept, self.then = accept, then  # as of `Checkpointer.load`
         self.everyone: Collection[str] = ()  # names of the tensors of all ranks' states
         self.passed_over: list[str] = []  # a line for each newer checkpoint that could not be used
         self.changed = False  # whether tensors of the state may have changed
@@ -408,6 +411,7 @@ class Opened:
     def restore(self) -> None:
         """Gives the objects of the state theirs, after `read`; raises CheckpointError if one does not take it."""
         self._wanted.restore(nested(self.tensors, self._paths, self._contents.values, self._contents.lists))
+        self._wanted.then(self.loaded())
 
 
 # -- without a process group: lists the tensors of a checkpoint, verifies it, returns the whole state, and writes that

@@ -296,11 +296,6 @@ class MemoryCheckpoints:
     def staged(self) -> float:
         return 0.0 if self._copy is None else self._copy.staged()
 
-    @property
-    def busy(self) -> bool:
-        """Whether a copy may be using `group`; the same on all ranks."""
-        return self._copy is not None
-
     def wait(self) -> None:
         """Waits until the last copy is complete on all ranks, or one of them has failed."""
         copy, self._copy = self._copy, None

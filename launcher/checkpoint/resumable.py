@@ -233,13 +233,12 @@ class Resumable:
         loaded = self._checkpointer.load(
             self._state, only=[name for name in only if name not in of_rank],
             accept=lambda found: self._require_fit(found, of_rank, whole=not only),
+            then=lambda found: self._restore(found, of_rank, whole=not only),
         )  # fmt: skip
         if loaded is None:
             return 0
-        _update(self._state, merge(self._state, loaded.values))
         if self._env.rank == 0:
             self._say_where_it_continues(loaded)
-        self._checkpointer.on_all(lambda: self._restore_rank(loaded, of_rank, whole=not only))
         self._best = loaded.extra.get("best_values", {}).get(self.run.checkpoint.best)
         self._saved_step, self._last_save = loaded.step, time.monotonic()
         self._restart = self._last_save - self._began
@@ -281,7 +280,8 @@ class Resumable:
                 f"{', '.join(wanted) or 'empty'} now: give the same, or name what is to be loaded: load(only=[...])"
             )
 
-    def _restore_rank(self, loaded: Loaded, wanted: Mapping[str, Any], *, whole: bool) -> None:
+    def _restore(self, loaded: Loaded, wanted: Mapping[str, Any], *, whole: bool) -> None:
+        _update(self._state, merge(self._state, loaded.values))
         if loaded.rank_state is None:
             if whole:
                 seed_generators(self._seed, loaded.step, self._env.rank)

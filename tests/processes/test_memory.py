@@ -404,6 +404,24 @@ def two_and_one(env: Env) -> None:
     object.__setattr__(env, "node_ranks", (0, 0, 1))
 
 
+def test_what_ranks_restore_themselves_does_not_wait_for_what_the_peers_get(first: Life) -> None:
+    run_ranks(restored_life, first, 2, 1)
+    for found in run_ranks(restored_life, replace(first, round=1), 2, 1):
+        assert found.metrics["told"] == ["restored at step 3", "sends step 3"]
+
+
+def restored_life(it: Life, env: Env) -> dict[str, Any]:
+    os.environ["LAUNCHER_ROUND"], os.environ["GROUP_RANK"] = str(it.round), str(env.node_rank)
+    exit_report.share_memory(os.open(it.memories[env.node_rank], os.O_RDWR), env.local_rank)
+    told: list[str] = []
+    MemoryCheckpoints.share = lambda _, step: told.append(f"sends step {step}")  # type: ignore[method-assign]
+    saved, state = Checkpointer(it.folder, env, identity={}, memory=1, timeout=20), {"tensor": torch.zeros(3)}
+    saved.load(state, then=lambda loaded: told.append(f"restored at step {loaded.step}"))
+    saved.keep(3, state)
+    saved.close()
+    return {"told": told}
+
+
 # -- trainers that load files alone
 
 

@@ -587,7 +587,7 @@ def test_generators_are_seeded_anew_only_if_all_is_restored(tmp_path: Path, whol
     before = generators(torch.device("cpu"))
     expected = draw()
     restore_generators(before, torch.device("cpu"))
-    it._restore_rank(Loaded(1, tmp_path, {}, {}, None, 2, {}), {}, whole=whole)
+    it._restore(Loaded(1, tmp_path, {}, {}, None, 2, {}), {}, whole=whole)
     assert (draw() == expected) == (not whole)
     it.close()
 
