@@ -145,13 +145,16 @@ def retry_read(call: Callable[[], T], path: AnyPath, *, retry_seconds: float | N
     return found
 
 
+_random = random.SystemRandom()  # a training's own numbers stay as they are
+
+
 def backoff(limit: float, first: float | None = None, longest: float | None = None) -> Iterator[float]:
     """Yields the seconds since the first try: at once, then after growing, random pauses, until `limit`."""
     began, elapsed = time.monotonic(), 0.0
     pause, longest = FIRST if first is None else first, LONGEST if longest is None else longest
     yield elapsed
     while elapsed < limit:
-        time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
+        time.sleep(pause * _random.uniform(0.5, 1.0))
         pause, elapsed = min(2 * pause, longest), time.monotonic() - began
         yield elapsed
 
