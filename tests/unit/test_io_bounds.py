@@ -545,10 +545,11 @@ def accused(place: Place) -> Tried:
         cluster.hello(1, 2)
         cluster.tick()
         cluster.coordinator.watch(cluster.now)
-        for _ in range(2):
+        assert LIMITS.rendezvous_timeout is not None
+        for _ in range(int(LIMITS.rendezvous_timeout) + 2):
             for index in range(3):
                 cluster.receive(index, "heartbeat", missing=[2 * index, 2 * index + 1])
-            cluster.tick(LIMITS.rendezvous_timeout + 1)
+            cluster.tick(1)
         assert cluster.coordinator.verdict is not None
         named = len(cluster.coordinator.verdict.failure.fault.accused)
         assert named == min(6, io_bounds.ACCUSED)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher import __main__ as command_line
+from launcher.cli import commands
 from launcher.errors import explain
 from launcher.files.safe_io import naming
 
@@ -60,7 +61,7 @@ def test_the_command_line_shows_an_error_and_of_a_defect_the_traceback(
         def run(_: list[str]) -> int:
             raise error
 
-        monkeypatch.setattr(command_line, "_run", run)
+        monkeypatch.setattr(commands, "main", run)
 
     fails(OSError(errno.ENOSPC, "", "/runs/a"))
     assert command_line.main([]) == 1
