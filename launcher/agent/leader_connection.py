@@ -451,7 +451,7 @@ class LeaderConnection:
                 self.send({"type": "ready", "round": history.round, "step": history.best})
                 return self._await_begin(leader, heartbeat * 2 + rounds.EXCHANGE)
             except RendezvousError as error:
-                history = self._unless_overtaken(history, leader, error)
+                history = self._unless_overtaken(history, leader, error, before.spares)
                 if error.final:
                     raise
         self._disconnect()
@@ -463,18 +463,22 @@ class LeaderConnection:
                 return self._round_of(history, leader, [*left[place:], *before.spares], heartbeat, seats)
             except RendezvousError as error:
                 problem = error
-                history = self._unless_overtaken(history, leader, error)
+                history = self._unless_overtaken(history, leader, error, before.spares)
                 if error.final:
                     break
         raise problem
 
-    def _unless_overtaken(self, history: History, leader: int, error: RendezvousError) -> History:
+    def _unless_overtaken(
+        self, history: History, leader: int, error: RendezvousError, spares: Collection[int]
+    ) -> History:  # fmt: skip
         # Returns the history of the round to be tried with another leader: the one after that which this leader had
-        # recorded, with this agent, when it was lost. Others in it may have been told, and have lost the leader as well
+        # recorded, with this agent, when it was lost. Others in it may have been told, and have lost it as well;
+        # they end the attempt if they are too few without it
         if not self.begun(history.round):
             return history
         begun = self._read(lambda: self._rounds.of_number(history.round))
-        if error.final or begun is None or begun.leader != leader or self.own.index not in begun.members:
+        members = () if error.final or begun is None or begun.leader != leader else begun.members
+        if self.own.index not in members or len({*members, *spares}) <= self._limits.least:
             raise Overtaken(str(error)) from None
         return replace(history, round=history.round + 1)
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -299,6 +300,24 @@ def lose_leader(agent: LeaderConnection) -> None:
     agent._hub = agent.coordinator = None
 
 
+def is_lost_when_it_has_recorded(leader: LeaderConnection, first: Rendezvous, told: tuple[int, ...]) -> None:
+    """Leads the round after the first one until it is recorded; these are told."""
+    assert leader.coordinator is not None
+    send, listens = leader.coordinator._send, leader.coordinator._listen
+
+    def send_to_some(indices: Any, message: Any) -> None:
+        send(told if message["type"] == "begin" else indices, message)
+
+    def listen(members: Any) -> int:
+        leader._signals._take(15, None)  # it ends as soon as it has told
+        return listens(members)
+
+    leader.coordinator._listen, leader.coordinator._send = listen, send_to_some  # type: ignore[method-assign]
+    with pytest.raises(AskedToStop):
+        leader.next(R1, first, ())
+    lose_leader(leader)
+
+
 @pytest.mark.parametrize("told", [(), (1,), (2,)])
 def test_a_leader_that_is_lost_when_it_has_recorded_a_round_is_replaced_at_once(
     make: Make, told: tuple[int, ...]
@@ -306,23 +325,6 @@ def test_a_leader_that_is_lost_when_it_has_recorded_a_round_is_replaced_at_once(
     """Some or none were told that the round begins."""
     agents = [make(index) for index in range(3)]
     first = met(*agents)
-    leader = agents[0].coordinator
-    assert leader is not None
-    send, listens = leader._send, leader._listen
-
-    def send_to_some(indices: Any, message: Any) -> None:
-        send(told if message["type"] == "begin" else indices, message)
-
-    def lead() -> None:
-        with pytest.raises(AskedToStop):
-            agents[0].next(R1, first[0], ())
-        lose_leader(agents[0])
-
-    def listen(members: Any) -> int:
-        agents[0]._signals._take(15, None)  # it ends as soon as it has told
-        return listens(members)
-
-    leader._listen, leader._send = listen, send_to_some  # type: ignore[method-assign]
 
     def follow(index: int) -> Any:
         history, rendezvous = agents[index].next(R1, first[index], ())
@@ -331,9 +333,19 @@ def test_a_leader_that_is_lost_when_it_has_recorded_a_round_is_replaced_at_once(
         messages(agents[index], "leader_lost")
         return agents[index].next(History(round=2), rendezvous, (0,))
 
+    lead = partial(is_lost_when_it_has_recorded, agents[0], first[0], told)
     _, *second = together(lead, lambda: follow(1), lambda: follow(2))
     assert [(history.round, indices(rendezvous)) for history, rendezvous in second] == [(2, [1, 2])] * 2, second
     second[0][1].listener.close()
+
+
+def test_who_would_be_too_few_without_a_leader_that_has_recorded_a_round_looks_for_no_other(make: Make) -> None:
+    """Those that were told end the attempt, and each of them would be tried for launch.heartbeat."""
+    agents = [make(index, least=3) for index in range(3)]
+    first = met(*agents)
+    lead = partial(is_lost_when_it_has_recorded, agents[0], first[0], (1,))
+    *_, error = together(lead, *(partial(each.next, R1, first[each.own.index], ()) for each in agents[1:]))
+    assert isinstance(error, Overtaken), error
 
 
 def test_one_who_was_away_waits_and_is_let_in(make: Make) -> None:
