@@ -233,7 +233,11 @@ _STAYS: dict[NextReason, Callable[..., str]] = {
     NextReason.UNREADABLE: lambda event: event.error or "a file cannot be read",
     NextReason.LAUNCHER_ERROR: lambda _: "launcher.job.requeue failed: its messages are in the output",
     NextReason.NO_PROGRESS: _no_progress,
-    NextReason.MAX_ATTEMPTS: lambda event: f"it has had {plural(event.attempts or 0, 'attempt')} (resume.max_attempts)",
+    NextReason.MAX_ATTEMPTS: lambda event: (
+        f"it has had {plural(event.attempts, 'attempt')} (resume.max_attempts)"
+        if event.attempts
+        else "no job of its chain follows"
+    ),
 }
 
 

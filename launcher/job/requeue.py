@@ -95,7 +95,7 @@ def decide(
     if ending is not None and not following:
         return stays(What.STAYS, ending.reason, scheduler=ending.scheduler or None, state=ending.state or None)
     if following == 0 or (following is None and attempt + 1 >= plan.resume.max_attempts):
-        return stays(What.GIVEN_UP, NextReason.MAX_ATTEMPTS, attempts=attempt + 1)
+        return stays(What.GIVEN_UP, NextReason.MAX_ATTEMPTS, attempts=attempt + 1 if following is None else None)
     return continues(What.ELSEWHERE if plan.queued else What.HERE, NextReason.RESUMABLE)
 
 

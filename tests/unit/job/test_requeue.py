@@ -290,8 +290,9 @@ def test_preempted_attempts_do_not_count_against_a_run(
     ],
 )
 def test_a_chain_goes_on_as_long_as_a_job_follows(
-    job: str, attempt: int, what: What, reason: NextReason, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    job: str, attempt: int, what: What, reason: NextReason, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     run = Run.create(tmp_path / "run")
     folders = {"run_dir": str(run.path), "checkpoint": {"dir": f"{run.path}/checkpoints"}}
     run.write_record(bare_plan(resume={"how": "chain", "max_attempts": 3}, **folders), {}, {"token": "t"})
@@ -307,6 +308,7 @@ def test_a_chain_goes_on_as_long_as_a_job_follows(
     assert requeue.main(str(run.path), stop_requested=False) == what
     told = [*run.attempts()[-1].events()][-1]
     assert told["reason"] == reason.value
+    assert ("no job of its chain follows" in capsys.readouterr().err) is (job == "10")
 
 
 def test_a_job_that_runs_again_already_is_not_requeued(

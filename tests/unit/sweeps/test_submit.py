@@ -126,6 +126,7 @@ def test_a_command_that_is_killed_before_it_writes_such_a_record_can_be_repeated
 ) -> None:
     sweep = site.submit(seeds(3), sweep=_sweep(id="lr")).sweep
     (sweep.run(1).path / "record.json").write_text("")
+    sweep.run(1).write_result({"loss": 1.0})
 
     def kill(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
