@@ -70,7 +70,7 @@ def decide(
     | exit code 93 (NO_RETRY) | no retry |
     | ranks exited with code 75 by themselves or after a stop request (LEFT) | resume |
     | ranks exited with code 75 because a node came back (REGROUP); enough nodes, no stop request | restart |
-    | a node was lost before any rank had told that it can resume, and the run has a checkpoint | resume |
+    | a node was lost before any rank had reported that it can resume, and the run has a checkpoint | resume |
     | the rank cannot resume, or has reported that its error is final | fail |
     | an error of the program (RAISED) in a round without progress | fail: it would happen again |
     | a stop request | resume |
