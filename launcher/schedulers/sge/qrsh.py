@@ -85,31 +85,26 @@ class Input:
         self._descriptor, self._unread = descriptor, b""
         self.closed = False
 
-    def lines(self, wait: float | None) -> list[bytes]:
-        """Returns the complete lines that have arrived. wait: maximum seconds to wait for input; None: no limit."""
-        if not self.closed and select.select([self._descriptor], [], [], wait)[0]:
+    def line(self, wait: float | None) -> bytes:
+        """Returns the next line; empty: none came in `wait` seconds (None: no limit), or the input has ended."""
+        while b"\n" not in self._unread:
+            if self.closed:
+                time.sleep(wait or 0)
+                return b""
+            if not select.select([self._descriptor], [], [], wait)[0]:
+                return b""
             data = os.read(self._descriptor, 1 << 16)
             self.closed = not data
             self._unread += data
-        elif self.closed and wait:
-            time.sleep(wait)
-        *lines, self._unread = self._unread.split(b"\n")
-        return lines
-
-    def first(self) -> bytes:
-        """Waits for the first line and returns it; empty if the input ends before."""
-        while not self.closed:
-            if lines := self.lines(None):
-                self._unread = b"".join(line + b"\n" for line in lines[1:]) + self._unread
-                return lines[0]
-        return b""
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
 
 
 def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # the process that started this one requests the end of the tasks
     requests = Input()
-    if not (line := requests.first()):
+    if not (line := requests.line(None)):
         return NO_REQUEST
     given = decode(line)
     todo = read(given["request"])
@@ -159,11 +154,11 @@ def watch(tasks: list[subprocess.Popen[bytes]], requests: Input, grace: float, *
         if None not in codes:
             return first if first >= 0 else 128 - first
         left = [task for task, code in zip(tasks, codes, strict=True) if code is None]
-        words = requests.lines(POLL)
-        if kill_at is None and (words or requests.closed or (first and not keep_going) or RESUME in codes):
+        word = requests.line(POLL)
+        if kill_at is None and (word or requests.closed or (first and not keep_going) or RESUME in codes):
             kill_at = time.monotonic() + grace
             _send(left, signal.SIGTERM)
-        if not killed and (b"KILL" in words or (kill_at is not None and time.monotonic() > kill_at)):
+        if not killed and (word == b"KILL" or (kill_at is not None and time.monotonic() > kill_at)):
             killed = True
             _send(left, signal.SIGKILL)
 
