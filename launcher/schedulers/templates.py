@@ -19,24 +19,15 @@ if TYPE_CHECKING:
     from launcher.schedulers.base import JobVariables
 
 
-class Raw:
-    """Text that is shell code on purpose, such as a set-up line of a profile. What else a template prints is quoted."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-
-class Rendered(str):
-    """The rendered text of a block or macro (`{{ super() }}`), in which values are quoted; not quoted a second time."""
+class Raw(str):
+    """Shell code: a set-up line of a profile, a rendered block (`{{ super() }}`). Any other text is quoted."""
 
     __slots__ = ()
 
 
 def quote(value: Any) -> str:
-    """Returns a value as one shell word, `Raw` and `Rendered` unchanged; raises ValueError: control characters."""
+    """Returns a value as one shell word, `Raw` unchanged; raises ValueError: control characters."""
     if isinstance(value, Raw):
-        return value.text
-    if isinstance(value, Rendered):
         return value
     text = str(value)
     if match := CONTROL.search(text):
@@ -77,7 +68,7 @@ def environment() -> jinja2.Environment:
 
     class Environment(jinja2.Environment):
         # jinja2 passes the text of a block to `finalize` again if another template prints it (`{{ super() }}`).
-        concat = staticmethod(lambda parts: Rendered("".join(parts)))
+        concat = staticmethod(lambda parts: Raw("".join(parts)))
 
     class Undefined(jinja2.StrictUndefined):
         def __init__(self, hint: str | None = None, **details: Any) -> None:
