@@ -102,30 +102,17 @@ def run(
     try:
         output, errors = _printed(process, command, timeout, end)
         code = process.wait(max(0.0, end - time.monotonic()))
-    except (subprocess.TimeoutExpired, OutputTooLong):
-        if submits:  # where sbatch or qsub is a site's wrapper, what it has started could submit the job later
+    except BaseException as error:
+        is_endless = isinstance(error, (subprocess.TimeoutExpired, OutputTooLong))
+        if submits and is_endless:  # where sbatch or qsub is a site's wrapper, what it has started could submit later
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        _end(process)
+        if is_endless or not submits:
+            with process:
+                process.kill()
         raise
-    except BaseException:
-        if not submits:
-            _end(process)
-        raise
-    _close(process)
-    return subprocess.CompletedProcess(command, code, output, errors)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    _close(process)
-    process.wait()
-
-
-def _close(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
+    with process:  # closes its pipes
+        return subprocess.CompletedProcess(command, code, output, errors)
 
 
 def _printed(process: subprocess.Popen[bytes], command: Sequence[str], timeout: float, end: float) -> list[str]:
