@@ -15,7 +15,7 @@ from launcher.fast_dataclasses import Struct
 from launcher.schedulers.job_environment import Scrubbed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from launcher.config.schema import Cluster
     from launcher.plan.plan import JobPlan
@@ -65,6 +65,13 @@ class JobState(Enum):
     @property
     def live(self) -> bool:
         return self in (JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED)
+
+
+# Outcomes of ended jobs by Slurm's names, which submitit knows. FORGOTTEN is ours: no outcome is recorded.
+OUTCOMES = {
+    "COMPLETED": JobState.DONE, "CANCELLED": JobState.CANCELLED, "FORGOTTEN": JobState.GONE,
+    **dict.fromkeys(("FAILED", "TIMEOUT", "OUT_OF_MEMORY"), JobState.FAILED),
+}  # fmt: skip
 
 
 class SchedulerJob(Struct):
@@ -356,16 +363,24 @@ class Queue(Scheduler):
         """Raises ConfigError if the secret variables of `environ` cannot be handed to a plan's tasks."""
 
 
-def in_folder(place: str, *, asks: bool = False) -> Any:
+def in_folder(
+    place: str, *, asks: bool = False, unanswered: Callable[[FolderQueue, QueryError], Any] | None = None
+) -> Any:
     """Returns a method that calls a function of the scheduler's folder (`script:lines`), which is imported on use.
 
     asks: whether its last argument, the timeout of queries, becomes `queries(timeout)`.
+    unanswered: returns the method's result after a QueryError; None: it is raised.
     """
     module, _, name = place.partition(":")
 
     def method(self: FolderQueue, *given: Any, **named: Any) -> Any:
         arguments = (*given[:-1], self.queries(given[-1])) if asks else given
-        return getattr(importlib.import_module(f"{self.folder}.{module}"), name)(*arguments, **named)
+        try:
+            return getattr(importlib.import_module(f"{self.folder}.{module}"), name)(*arguments, **named)
+        except QueryError as error:
+            if unanswered is None:
+                raise
+            return unanswered(self, error)
 
     return method
 
@@ -374,12 +389,15 @@ class FolderQueue(Queue):
     """One of our queues: its folder has the modules script, client, limits and pending, each imported on use."""
 
     folder: ClassVar[str]  # the package of these modules, also for a site's own class that is derived from this one
+    pools = "queues"  # what it calls its groups of nodes
 
     options = in_folder("script:extra_options")
     directives = in_folder("script:lines")
     array_of = in_folder("client:array_of")
-    history = in_folder("client:history", asks=True)
-    compare = in_folder("limits:compare")
+    history = in_folder("client:history", asks=True, unanswered=lambda *_: [])
+    compare = in_folder(
+        "limits:compare", unanswered=lambda self, error: (f"not compared with the live {self.pools}: {error}",)
+    )
     check = in_folder("limits:check", asks=True)
     survey = in_folder("limits:survey", asks=True)
     explain = in_folder("pending:explain", asks=True)

@@ -54,7 +54,7 @@ def worst(findings: Iterable[Finding]) -> Level:
     return next((level for level in (Level.PROBLEM, Level.WARNING) if level in levels), Level.OK)
 
 
-class Site(ABC):
+class Site(Struct, ABC):
     """The facts of a site that an ordinary user can query, and a profile of it. Facts of failed queries are missing."""
 
     scheduler: ClassVar[str]  # its name in profiles
@@ -62,17 +62,10 @@ class Site(ABC):
     # the attribute with all of them
     pool: ClassVar[str]
     no_pool: ClassVar[str]  # line of a profile without a partition or queue
+
+    name: str  # of the site
+    title: str  # the scheduler with its version, and the site
     problems: tuple[str, ...]  # one text per failed query, with the reason
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The name of the site."""
-
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """The scheduler with its version, and the site."""
 
     @abstractmethod
     def facts(self) -> Iterator[str]:
@@ -198,13 +191,11 @@ def reachable(title: str, version: str, answer: TimedOutput, variable: str) -> I
 
 def listed(rows: Sequence[tuple[str, Sequence[tuple[str, bool]], str]], command: str) -> list[str]:
     """Returns a line for each partition or queue (name, marks, limits): `gpu (default): up to 02:00:00`."""
-    lines = [f"{name}{_in_brackets(marks)}: {limits}" for name, marks, limits in rows[:SHOWN]]
+    lines = []
+    for name, marks, limits in rows[:SHOWN]:
+        words = ", ".join(word for word, is_so in marks if is_so)
+        lines.append(f"{name} ({words}): {limits}" if words else f"{name}: {limits}")
     return lines + ([f"... and {len(rows) - SHOWN} more ({command})"] if len(rows) > SHOWN else [])
-
-
-def _in_brackets(marks: Sequence[tuple[str, bool]]) -> str:
-    words = [word for word, is_so in marks if is_so]
-    return f" ({', '.join(words)})" if words else ""
 
 
 def stated_limits(cluster: Cluster, live: Mapping[str, int | None], where: str) -> Iterator[Finding]:

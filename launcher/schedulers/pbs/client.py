@@ -21,7 +21,7 @@ from launcher.failures.messages import signal_name
 from launcher.fast_dataclasses import Struct
 from launcher.files.retried_reads import read_text, unwrap
 from launcher.schedulers.ask_and_submit import SubmitCommand
-from launcher.schedulers.base import AnswerLost, JobExecution, JobOrigin, JobState, QueryError, SchedulerJob
+from launcher.schedulers.base import OUTCOMES, AnswerLost, JobExecution, JobOrigin, JobState, QueryError, SchedulerJob
 from launcher.schedulers.pending import Form
 from launcher.schedulers.qsub import TOKEN, QsubCommands
 from launcher.units import parse_size, parse_time, size_or_none
@@ -44,13 +44,11 @@ LETTERS = {
     **dict.fromkeys("QHWT", JobState.PENDING), **dict.fromkeys("REB", JobState.RUNNING),
     **dict.fromkeys("SU", JobState.SUSPENDED), **dict.fromkeys("XF", JobState.GONE),
 }  # fmt: skip
-# Patterns of the comments of ended jobs, each with the state and its name. `terminated by` names the deleting user.
+# Patterns of the comments of ended jobs, each with the outcome. `terminated by` names the deleting user.
 ENDS = (
-    (r" and terminated( by \S+)?$", JobState.CANCELLED, "CANCELLED"),
-    (r"exceeded resource walltime$", JobState.FAILED, "TIMEOUT"),
-    (r"^Job run at .* and failed$", JobState.FAILED, "FAILED"),
-    (r"^Job run at .* and finished$", JobState.DONE, "COMPLETED"),
-)
+    (r" and terminated( by \S+)?$", "CANCELLED"), (r"exceeded resource walltime$", "TIMEOUT"),
+    (r"^Job run at .* and failed$", "FAILED"), (r"^Job run at .* and finished$", "COMPLETED"),
+)  # fmt: skip
 # Exit codes are PBSE_* modulo 256 (pbs_error.h): 15001, 15139 (a job in the history), 15159 (an ended subjob).
 UNKNOWN_JOB, FINISHED, FINISHED_SUBJOB, UNKNOWN_QUEUE, UNAUTHORIZED = 153, 35, 55, 170, 159
 DELETED = "91"  # substate of a deleted job
@@ -279,16 +277,12 @@ def parse_counts(text: str) -> Counter[str]:
 
 
 def _with_comment(job: SchedulerJob, comment: str) -> SchedulerJob:
-    # qstat truncates long comments, so the outcome may be missing
-    state, word = job.state, job.raw_state
-    if state is not JobState.GONE and comment == "Subjob finished":  # PBS writes it to queued siblings too
+    word = job.raw_state
+    if job.state is JobState.GONE:  # qstat truncates long comments, so the outcome may be missing
+        word = next((outcome for pattern, outcome in ENDS if re.search(pattern, comment)), word)
+    elif comment == "Subjob finished":  # PBS writes it to queued siblings too
         return job
-    if state is JobState.GONE:
-        for pattern, ended, said in ENDS:
-            if re.search(pattern, comment):
-                state, word = ended, said
-                break
-    return SchedulerJob(job.id, state, word, comment)
+    return SchedulerJob(job.id, OUTCOMES.get(word, job.state), word, comment)
 
 
 def parse_record(job_id: str, record: Mapping[str, Any]) -> SchedulerJob:
@@ -312,24 +306,24 @@ def parse_record(job_id: str, record: Mapping[str, Any]) -> SchedulerJob:
     state = LETTERS.get(letter, JobState.UNKNOWN)
     if state is not JobState.GONE:
         return SchedulerJob(job_id, state, letter, comment)
-    status, deleted = record.get("Exit_status"), record.get("substate") == DELETED
-    if "run_count" not in record:
-        if status is not None or comment == "Subjob finished":
-            return SchedulerJob(job_id, JobState.GONE, "FORGOTTEN", comment)
-        if deleted:
-            return SchedulerJob(job_id, JobState.CANCELLED, "CANCELLED", comment)
-        return SchedulerJob(job_id, JobState.FAILED, "FAILED", comment or "never started: a dependency was not met")
-    if deleted:
-        return SchedulerJob(job_id, JobState.CANCELLED, "CANCELLED", comment)
-    if status is None:
-        return SchedulerJob(job_id, JobState.GONE, "FORGOTTEN", comment)
-    if status == "-29" or "exceeded resource walltime" in comment:
-        return SchedulerJob(job_id, JobState.FAILED, "TIMEOUT", comment)
-    if status == "0":
-        return SchedulerJob(job_id, JobState.DONE, "COMPLETED", comment)
-    number = _signal(status)
-    end = f"exit status {status}" if number is None else f"killed by {signal_name(number)}"
-    return SchedulerJob(job_id, JobState.FAILED, "FAILED", f"{end}; {comment}", signal=number)
+    status, ran, number = record.get("Exit_status"), "run_count" in record, None
+    if not ran and (status is not None or comment == "Subjob finished"):
+        word = "FORGOTTEN"
+    elif record.get("substate") == DELETED:
+        word = "CANCELLED"
+    elif not ran:
+        word, comment = "FAILED", comment or "never started: a dependency was not met"
+    elif status is None:
+        word = "FORGOTTEN"
+    elif status == "-29" or "exceeded resource walltime" in comment:
+        word = "TIMEOUT"
+    elif status == "0":
+        word = "COMPLETED"
+    else:
+        word, number = "FAILED", _signal(status)
+        end = f"exit status {status}" if number is None else f"killed by {signal_name(number)}"
+        comment = f"{end}; {comment}"
+    return SchedulerJob(job_id, OUTCOMES[word], word, comment, signal=number)
 
 
 def _signal(status: str) -> int | None:
@@ -423,8 +417,8 @@ def parse_nodes(text: str) -> list[PBSNode]:
 def _node(name: str, values: Mapping[str, str]) -> PBSNode:
     prefix = "resources_available."
     texts = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
-    has = {key: number for key, value in texts.items() if (number := amount(key, value)) is not None}
-    taken = {key: amount(key, values.get(f"resources_assigned.{key}", "0")) or 0 for key in has}
+    has = {key: number for key, value in texts.items() if (number := amount(value)) is not None}
+    taken = {key: amount(values.get(f"resources_assigned.{key}", "0")) or 0 for key in has}
     free = {key: max(number - taken[key], 0) for key, number in has.items()}
     others = {key: value for key, value in texts.items() if key not in has}
     return PBSNode(name, values.get("state", ""), has, free, values.get("comment", ""), values.get("queue", ""), others)
@@ -440,15 +434,13 @@ def _joined(vnodes: Sequence[PBSNode]) -> PBSNode:
     return replace(first, name=vnodes[0].name, has=has, free=free, others=others)
 
 
-def amount(resource: str, value: str) -> int | None:
+def amount(value: str) -> int | None:
     """Parses the value of a resource to a count, or a size in bytes; None if it is a text."""
     if value.isdecimal():
         return int(value)
     if re.fullmatch(r"0+[kmgtp]?[bw]?", value):
         return 0
-    if re.fullmatch(r"\d+[kmgtp]?b", value) and (resource.endswith("mem") or value.endswith("b")):
-        return parse_size(value)
-    return None
+    return parse_size(value) if re.fullmatch(r"\d+[kmgtp]?b", value) else None
 
 
 # Words in the state of a node that takes no jobs (pbs_node_attributes(7B)); other states are free, job-busy ...
@@ -507,10 +499,7 @@ class QueueFacts(Struct):
 
 def history(job_id: str, pbs: PBS) -> list[JobExecution]:
     """Returns the last execution of a job, with the memory of all its nodes together; [] without a record."""
-    record = None
-    with contextlib.suppress(QueryError):
-        record = pbs.record(job_id)
-    if record is None:
+    if (record := pbs.record(job_id)) is None:
         return []
     by = re.search(r"terminated by (\S+?)@", str(record.get("comment", "")))
     used = record.get("resources_used")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -128,25 +127,18 @@ def _refusals(plan: JobPlan, queue: PBSQueue, where: str) -> list[str]:
 
 
 def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns notes on a plan from the live queues and nodes; raises ConfigError: it could not start there."""
-    try:
-        queues = PBS(plan.cluster.submit_timeout).queues()
-        asked = settings_of(plan, PBSSettings).queue or ""
-        if "@" in asked and asked.partition("@")[0] not in {queue.name for queue in queues}:
-            return (f"not compared with the live queues: cluster.queue={asked} is one of another server",)
-        queue = check_queue(plan, queues)
-    except QueryError as error:
-        return (f"not compared with the live queues: {error}",)
-    try:
-        nodes = PBS(plan.cluster.submit_timeout).nodes()
-    except QueryError as error:
-        return (f"not compared with the live nodes: {error}",)
+    """Returns notes on a plan from the live queues and nodes; raises ConfigError (it could not start), QueryError."""
+    pbs, settings = PBS(plan.cluster.submit_timeout), settings_of(plan, PBSSettings)
+    queues, asked = pbs.queues(), settings.queue or ""
+    if "@" in asked and asked.partition("@")[0] not in {queue.name for queue in queues}:
+        return (f"not compared with the live queues: cluster.queue={asked} is one of another server",)
+    queue, nodes = check_queue(plan, queues), pbs.nodes()
     if problem := never(plan, node_groups(nodes, plan, queue)):  # PBS leaves it pending for ever
         raise ConfigError(problem)
     # PBS tries twenty times to start a job that cannot open its output, and then holds it
     names = [node.others.get("host", node.name) for node in nodes]
     notes = notes_on_folder(Path(plan.run_dir).parent, names)
-    if not settings_of(plan, PBSSettings).totals or plan.nodes == 1:
+    if not settings.totals or plan.nodes == 1:
         return notes
     unsaid = "cluster.totals=true does not say on how many nodes: where PBS gives fewer than"
     return (*notes, f"{unsaid} {plan.nodes_key}={plan.nodes}, the attempt ends with 93")
@@ -220,26 +212,14 @@ def history(value: str) -> Finding:
 # -- `site init` for PBS: queries a site's facts, and writes a profile
 
 
-@dataclass(frozen=True)
 class PBSSite(site.Site):
     scheduler = "pbs"
     pool = "queue"
     no_pool = "required: [queue]  # the server has no default one"
 
-    server: str  # name of the server
-    version: str  # version of PBS
-    queues: tuple[PBSQueue, ...]  # all queues
-    nodes: tuple[PBSNode, ...] = ()  # all vnodes
-    settings: Mapping[str, Any] = field(default_factory=dict)  # attributes of the server
-    problems: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return self.server.partition(".")[0]
-
-    @property
-    def title(self) -> str:
-        return f"PBS {self.version}, server {self.server or 'without a name'}"
+    queues: tuple[PBSQueue, ...]
+    nodes: tuple[PBSNode, ...]
+    settings: Mapping[str, Any]  # attributes of the server
 
     def facts(self) -> Iterator[str]:
         yield "Queues (qstat -Q -f):"
@@ -288,7 +268,8 @@ class PBSSite(site.Site):
 def survey(pbs: PBS) -> PBSSite:
     ask = site.ErrorCollector()
     queues = pbs.queues()
-    name, settings = ask(pbs.server, ("", dict[str, Any]()), "the server")
+    server, settings = ask(pbs.server, ("", dict[str, Any]()), "the server")
     nodes = ask(pbs.nodes, list[PBSNode](), "nodes")
     version = str(settings.get("pbs_version", detect().version))
-    return PBSSite(name, version, tuple(queues), tuple(nodes), settings, tuple(ask.problems))
+    name, title = server.partition(".")[0], f"PBS {version}, server {server or 'without a name'}"
+    return PBSSite(name, title, tuple(ask.problems), tuple(queues), tuple(nodes), settings)

@@ -282,7 +282,7 @@ def chunk_of(plan: JobPlan) -> Chunk:
     for key, value in {**script.chunk_of(plan), **settings_of(plan, PBSSettings).chunk}.items():
         if value is None or key in ("mpiprocs", "ompthreads"):  # the latter are no resources of a node
             continue
-        if (number := amount(key, str(value))) is None:
+        if (number := amount(str(value))) is None:
             others[key] = str(value)
         else:
             amounts[key] = number

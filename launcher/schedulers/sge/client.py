@@ -21,6 +21,7 @@ from launcher import io_bounds
 from launcher.fast_dataclasses import Struct
 from launcher.schedulers.ask_and_submit import SubmitCommand, query
 from launcher.schedulers.base import (
+    OUTCOMES,
     AnswerLost,
     AnswerTooLong,
     JobExecution,
@@ -37,11 +38,10 @@ if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
 
-def find(command: str, environ: Mapping[str, str] | None = None) -> str | None:
+def find(command: str) -> str | None:
     """Returns the path of a Grid Engine command: on PATH, SGE_O_PATH (the submission's) or in $SGE_ROOT/bin/ARCH."""
-    environ = os.environ if environ is None else environ
-    root, arch = environ.get("SGE_ROOT"), environ.get("SGE_ARCH") or environ.get("ARC")
-    folders = [environ.get("PATH", ""), environ.get("SGE_O_PATH", "")]
+    root, arch = os.environ.get("SGE_ROOT"), os.environ.get("SGE_ARCH") or os.environ.get("ARC")
+    folders = [os.environ.get("PATH", ""), os.environ.get("SGE_O_PATH", "")]
     if root and arch:
         folders.append(f"{root}/bin/{arch}")
     return shutil.which(command, path=os.pathsep.join(folders))
@@ -334,10 +334,8 @@ def outcome(record: Mapping[str, str]) -> str:
         return "REQUEUED"
     if code == LIMIT:
         limits = dict(re.findall(r"(h_rt|h_vmem)=([^\s,]+)", record.get("category", "")))
-        ran, used = (
-            seconds_or_none(record.get("ru_wallclock", "").partition("s")[0]),
-            size_or_none(record.get("maxvmem", "")),
-        )
+        ran = seconds_or_none(record.get("ru_wallclock", "").partition("s")[0])
+        used = size_or_none(record.get("maxvmem", ""))
         if (ran or 0) >= (seconds_or_none(limits.get("h_rt", "")) or math.inf):
             return "TIMEOUT"
         return "OUT_OF_MEMORY" if (used or 0) >= (size_or_none(limits.get("h_vmem", "")) or math.inf) else "FAILED"
@@ -354,23 +352,17 @@ def deleter(record: Mapping[str, str]) -> str:
     return "" if by == "NONE" else by
 
 
-STATES = {
-    "TIMEOUT": JobState.FAILED, "OUT_OF_MEMORY": JobState.FAILED, "FAILED": JobState.FAILED,
-    "CANCELLED": JobState.CANCELLED, "COMPLETED": JobState.DONE,
-}  # fmt: skip
-
-
 def last_of(times: Sequence[Mapping[str, str]]) -> SchedulerJob:
     """Returns the job with the outcome of its last execution. times: accounting records of the job, oldest first."""
     record = times[-1]
     task, state = record.get("taskid", ""), outcome(record)
     job_id = record["jobnumber"] + (f"_{int(task) - 1}" if task.isdecimal() else "")
-    if state not in STATES:
+    if state in ("REQUEUED", "FORGOTTEN"):
         return SchedulerJob(job_id, JobState.GONE, "FORGOTTEN")
     why = record.get("failed", "").partition(" ")[2].strip().removeprefix(": ")
     if state == "FAILED" and not why:
         why = f"exit status {record.get('exit_status', '')}"
-    return SchedulerJob(job_id, STATES[state], state, why)
+    return SchedulerJob(job_id, OUTCOMES[state], state, why)
 
 
 def parsed(text: str) -> Element:
@@ -530,10 +522,7 @@ def parse_complexes(text: str) -> list[Complex]:
 
 
 def history(job_id: str, sge: SGE) -> list[JobExecution]:
-    try:
-        return of_records(records(sge.run("qacct", *accounted([job_id])[0])).get(job_id, []))
-    except QueryError:
-        return []
+    return of_records(records(sge.run("qacct", *accounted([job_id])[0])).get(job_id, []))
 
 
 def of_records(times: Sequence[Mapping[str, str]]) -> list[JobExecution]:

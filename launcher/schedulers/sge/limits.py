@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -60,9 +59,7 @@ def check_queue(plan: JobPlan, queues: Sequence[ClusterQueue]) -> list[ClusterQu
     return fitting
 
 
-def check_environment(
-    plan: JobPlan, own: ParallelEnvironment | None, others: Sequence[ParallelEnvironment] = ()
-) -> None:
+def check_environment(plan: JobPlan, own: ParallelEnvironment | None, others: Sequence[ParallelEnvironment]) -> None:
     """Raises ConfigError unless the plan's parallel environment (None: it does not exist) gives each node its slots.
 
     | allocation_rule | accepted with one node | accepted with several nodes |
@@ -139,24 +136,18 @@ def check_resources(plan: JobPlan, asked: Sequence[str], complexes: Sequence[Com
 
 
 def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns notes on a plan from the live Grid Engine; raises ConfigError: it could not start there."""
+    """Returns notes on a plan from the live Grid Engine; raises ConfigError (it could not start), QueryError."""
     sge = SGE(plan.cluster.submit_timeout)
-    try:
-        if name := settings_of(plan, SGESettings).parallel_environment:
-            own = None if "*" in name else sge.environment(name)
-            if own is not None and refusal(plan, own) is None:
-                check_environment(plan, own, [])
-            else:
-                known = sge.environments()
-                found: list[ParallelEnvironment | None] = [*environments_named(name, known)]
-                for each in found or [None]:
-                    check_environment(plan, each, known)
-        check_queue(plan, sge.queues())
-        check_resources(plan, asked_for(plan), sge.complexes())
-        hosts = sorted({each.host for each in sge.instances()})
-    except QueryError as error:
-        return (f"not compared with the live queues: {error}",)
-    return notes_on_folder(Path(plan.run_dir).parent, hosts)
+    if name := settings_of(plan, SGESettings).parallel_environment:
+        own = None if "*" in name else sge.environment(name)
+        if own is None or refusal(plan, own) is not None:
+            known = sge.environments()
+            found: list[ParallelEnvironment | None] = [*environments_named(name, known)]
+            for each in found or [None]:
+                check_environment(plan, each, known)
+    check_queue(plan, sge.queues())
+    check_resources(plan, asked_for(plan), sge.complexes())
+    return notes_on_folder(Path(plan.run_dir).parent, sorted({each.host for each in sge.instances()}))
 
 
 # -- The checks of `doctor` for Grid Engine, and for a profile against its queues, parallel environments and resources
@@ -260,28 +251,16 @@ def gpu_resources(complexes: Sequence[Complex]) -> list[str]:
 # -- `site init` for Grid Engine: queries a site's facts, and writes a profile
 
 
-@dataclass(frozen=True)
 class SGESite(site.Site):
     scheduler = "sge"
     pool = "queue"
     no_pool = "# queue: NAME  # empty: any that fits"
 
-    cell: str  # name of the cell
-    version: str  # version of Grid Engine
-    queues: tuple[ClusterQueue, ...]  # all queues
-    environments: tuple[ParallelEnvironment, ...] = ()  # all parallel environments
-    complexes: tuple[Complex, ...] = ()  # all resources of the site
-    hosts: tuple[Host, ...] = ()  # all execution hosts
-    instances: tuple[QueueInstance, ...] = ()  # instances of the queues on the hosts
-    problems: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return self.cell
-
-    @property
-    def title(self) -> str:
-        return f"Grid Engine {self.version}, cell {self.cell}"
+    queues: tuple[ClusterQueue, ...]
+    environments: tuple[ParallelEnvironment, ...]
+    complexes: tuple[Complex, ...]  # all resources of the site
+    hosts: tuple[Host, ...]
+    instances: tuple[QueueInstance, ...]
 
     def facts(self) -> Iterator[str]:
         yield "Queues (qconf -sq):"
@@ -340,7 +319,8 @@ def survey(sge: SGE) -> SGESite:
     complexes = ask(sge.complexes, list[Complex](), "resources")
     hosts = ask(sge.hosts, list[Host](), "hosts")
     instances = ask(sge.instances, list[QueueInstance](), "hosts of queues")
+    cell = os.environ.get("SGE_CELL", "default")
     return SGESite(
-        os.environ.get("SGE_CELL", "default"), detect().version, tuple(queues), tuple(environments), tuple(complexes),
-        tuple(hosts), tuple(instances), tuple(ask.problems),
+        cell, f"Grid Engine {detect().version}, cell {cell}", tuple(ask.problems), tuple(queues), tuple(environments),
+        tuple(complexes), tuple(hosts), tuple(instances),
     )  # fmt: skip

@@ -205,8 +205,8 @@ class Slurm(Struct):
         rows = [line for line in text.splitlines() if line.split("|")[1:2] in ([""], [getpass.getuser()])]
         return parse_limit("\n".join(rows), "account", column)
 
-    def trial(self, options: Sequence[str], environment: Mapping[str, str]) -> StartTrial:
-        """Returns when a job with these sbatch options would start (`sbatch --test-only`). Submits nothing."""
+    def trial(self, options: Sequence[str], environment: Mapping[str, str]) -> tuple[float | None, str]:
+        """Returns when a job with these sbatch options would start (`sbatch --test-only`), or None and why not."""
         command = ("sbatch", "--test-only", *in_cluster(), *options, "--wrap=true")
         done = query(*command, timeout=self.timeout, environment=environment, good=(0, 1))
         if done.returncode and NO_ANSWER.search(done.stderr):
@@ -393,12 +393,12 @@ def parse_limit(text: str, what: str, column: str) -> str:
     return ""
 
 
-def parse_trial(text: str) -> StartTrial:
+def parse_trial(text: str) -> tuple[float | None, str]:
     if match := re.search(r"Job \S+ to start at (\S+)", text):
-        return StartTrial(parse_local_time(match[1]))
+        return parse_local_time(match[1]), ""
     *_, last = ["", *text.strip().splitlines()]
     words = re.sub(r"^(sbatch: )?(error: |fatal: )?(allocation failure: )?", "", last)
-    return StartTrial(None, words or "sbatch did not say why")
+    return None, words or "sbatch did not say why"
 
 
 def text_of(value: str) -> str:
@@ -450,21 +450,12 @@ class Reservation(Struct):
         return "MAINT" in self.flags
 
 
-class StartTrial(Struct):
-    starts: float | None  # estimated start in seconds since the epoch; None: the job would not start
-    words: str = ""  # Slurm's message if the job would not start
-
-
 _FIELDS = "JobID,State,Start,End,MaxRSS"
 
 
 def history(job_id: str, slurm: Slurm) -> list[JobExecution]:
     """Returns all executions of a job, oldest first; `used` is the largest task's MaxRSS in any step."""
-    try:
-        text = slurm.sacct("--duplicates", "--jobs", job_id, f"--format={_FIELDS}")
-    except QueryError:
-        return []
-    return parse_history(text)
+    return parse_history(slurm.sacct("--duplicates", "--jobs", job_id, f"--format={_FIELDS}"))
 
 
 def parse_history(text: str) -> list[JobExecution]:

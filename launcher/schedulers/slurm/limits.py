@@ -9,7 +9,7 @@ import re
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from launcher.config.scheduler_table import own_settings
 from launcher.config.schema import Cluster
@@ -176,24 +176,24 @@ def _names(value: str) -> tuple[str, ...]:
 # Slurm would accept some of the jobs that are refused here, and leave them pending for ever
 
 
-def check_partition(plan: JobPlan, partitions: Sequence[Partition], default: str | None = None) -> None:
-    """Raises ConfigError unless a partition of the plan (else `default`, else the site's) could start the job."""
+def refusal(plan: JobPlan, partitions: Sequence[Partition], default: str | None = None) -> str | None:
+    """Returns why no partition of the plan (else `default`, else the site's) could start the job; None: one could."""
     known = {partition.name: partition for partition in partitions}
     partition = settings_of(plan, SlurmSettings).partition or default
     names = partition.split(",") if partition else [each.name for each in partitions if each.default]
     if not names:
         there = f"the site has no default partition: choose one of {', '.join(known)}"
-        raise ConfigError(f"cluster.partition is not set and {there}")
+        return f"cluster.partition is not set and {there}"
     for name in names:  # like sbatch, which takes a blank for a part of the name
         if name not in known:
             setting = site.no_such("partition", f"cluster.partition={name}", name, known)
-            raise ConfigError(f"{setting} Known: {', '.join(known)}")
+            return f"{setting} Known: {', '.join(known)}"
     wanted = [known[name] for name in names]
     problems = [_problem(plan, partition) for partition in wanted]
-    if all(problems):
-        others = [p.name for p in partitions if p not in wanted and _problem(plan, p) is None]
-        hint = f"; or cluster.partition={others[0]}, which takes it as it is" if others else ""
-        raise ConfigError(f"{problems[0]}{hint}")
+    if not all(problems):
+        return None
+    others = [p.name for p in partitions if p not in wanted and _problem(plan, p) is None]
+    return f"{problems[0]}" + (f"; or cluster.partition={others[0]}, which takes it as it is" if others else "")
 
 
 def _problem(plan: JobPlan, partition: Partition) -> str | None:
@@ -214,38 +214,30 @@ NO_QOS, ANY = (Qos("", lifts_time=lifts, lifts_nodes=lifts) for lifts in (False,
 
 
 def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns notes on a plan from the live partitions; raises ConfigError if none could ever start the job."""
+    """Returns notes on a plan from the live partitions; raises ConfigError (none could ever start it), QueryError."""
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(partitions_of, Slurm(plan.cluster.submit_timeout))
         # 30 ms; the submission needs it next, and Slurm answers meanwhile
         importlib.import_module("launcher.schedulers.executor")
-    try:
-        partitions = answer.result()
-    except QueryError as error:
-        return (f"not compared with the live partitions: {error}",)
-    if not partitions:
+    if not (partitions := answer.result()):
         return ()
     values = effective(plan, environ)
 
-    def refusal(qos: Qos) -> ConfigError | None:
-        try:
-            check_partition(plan, [qos.within(each) for each in partitions], values["partition"])
-        except ConfigError as error:
-            return error
-        return None
+    def refusal_with(qos: Qos) -> str | None:
+        return refusal(plan, [qos.within(each) for each in partitions], values["partition"])
 
-    if (why := refusal(NO_QOS)) is None:
+    if (why := refusal_with(NO_QOS)) is None:
         return ()
-    if never := refusal(ANY):
-        raise never
+    if never := refusal_with(ANY):
+        raise ConfigError(never)
     try:
         found = qos_of(Slurm(plan.cluster.submit_timeout), values["qos"], values["account"])
     except QueryError as error:
         return (f"{why}, unless the job's QOS lifts this limit, which is not known ({error})",)
     for qos in found:
-        if (why := refusal(qos)) is None:
+        if (why := refusal_with(qos)) is None:
             return ()
-    raise why
+    raise ConfigError(why)
 
 
 # -- The checks of `doctor` for Slurm, and for a profile against its partitions
@@ -342,28 +334,16 @@ def accounting(answer: site.TimedOutput) -> Finding:
 # -- `site init` for Slurm: queries a site's facts, and writes a profile
 
 
-@dataclass(frozen=True)
 class SlurmSite(site.Site):
     scheduler = "slurm"
     pool = "partition"
     no_pool = "required: [partition]  # the site has no default one"
 
-    cluster: str  # name of the cluster
-    version: str  # version of Slurm
     partitions: tuple[Partition, ...]  # all partitions that the user can see, from sinfo
-    features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of its nodes, by name of the partition
-    accounts: tuple[str, ...] = ()  # accounts of this user, the default one first
-    settings: Mapping[str, str] = field(default_factory=dict)  # values of `scontrol show config`
-    problems: tuple[str, ...] = ()
-    default_account: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.cluster
-
-    @property
-    def title(self) -> str:
-        return f"Slurm {self.version}, cluster {self.cluster or 'without a name'}"
+    features: Mapping[str, tuple[str, ...]]  # of its nodes, by name of the partition
+    accounts: tuple[str, ...]  # accounts of this user, the default one first
+    default_account: str
+    settings: Mapping[str, str]  # values of `scontrol show config`
 
     def facts(self) -> Iterator[str]:
         yield "Partitions (sinfo):"
@@ -443,9 +423,10 @@ def survey(slurm: Slurm) -> SlurmSite:
         default = next((row[2] for row in rows if row[2]), "")
         names = dict.fromkeys(row[0] for row in rows if row[0] and row[1])
         accounts = sorted(names, key=lambda name: name != default)
+    name, version = settings.get("ClusterName", ""), ask(slurm.version, "", "version")
     return SlurmSite(
-        settings.get("ClusterName", ""), ask(slurm.version, "", "version"), partitions,
-        {name: tuple(each) for name, each in features.items()}, tuple(accounts), settings, tuple(ask.problems), default,
+        name, f"Slurm {version}, cluster {name or 'without a name'}", tuple(ask.problems), partitions,
+        {name: tuple(each) for name, each in features.items()}, tuple(accounts), default, settings,
     )  # fmt: skip
 
 

@@ -342,11 +342,11 @@ def _tried(waiting: Waiting, found: Sequence[Change], slurm: Slurm, queries: Ans
     environment = job_environment(os.environ, waiting.plan).environment
     tried = list[Option]()
     for number, change in enumerate(found):
-        trial = None
+        trial: tuple[float | None, str] = (None, "")
         if number < waiting.trials:
-            trial = queries.get(functools.partial(slurm.trial, arguments(change.plan), environment), None)
-        starts = trial.starts if trial else None
-        tried.append(Option(change.overrides, starts, change.note if trial is None or starts else trial.words))
+            trial = queries.get(functools.partial(slurm.trial, arguments(change.plan), environment), trial)
+        starts, why_not = trial
+        tried.append(Option(change.overrides, starts, why_not or change.note))
     if found:
         note = "the start of a change is a trial (sbatch --test-only), which knows the queue only roughly"
         more = f"; `{waiting.program} why {waiting.run} --trials {len(found)}` tries all of these changes"

@@ -30,6 +30,7 @@ class SlurmScheduler(base.FolderQueue):
     folder = __name__.rpartition(".")[0]
     name = "slurm"
     title = "Slurm"
+    pools = "partitions"
     requeues = True
     command = "sbatch"
     output_signal = 53  # RaisedSignal:53(Real-time_signal_19)

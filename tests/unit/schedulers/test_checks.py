@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from launcher.schedulers import site
+from launcher.schedulers import registry, site
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.site import Level, TimedOutput
+from tests.unit.plans import bare_plan
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
 
@@ -30,3 +33,14 @@ def test_a_question_that_fails_is_an_answer_with_the_reason() -> None:
 
     assert site.timed(fails).error == "squeue is not on this machine's PATH"
     assert site.timed(lambda: "x").text == "x"
+
+
+@pytest.mark.parametrize(("name", "pools"), [("slurm", "partitions"), ("pbs", "queues"), ("sge", "queues")])
+def test_a_scheduler_that_does_not_answer_refuses_no_plan_and_has_no_records(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, pools: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    queue = registry.queue(name)
+    (note,) = queue.compare(bare_plan(cluster={"scheduler": name}), {})
+    assert note.startswith(f"not compared with the live {pools}: ")
+    assert queue.history("7", 1.0) == []

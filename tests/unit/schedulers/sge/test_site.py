@@ -233,7 +233,7 @@ def test_all_times_that_a_job_ran() -> None:
 def site(*used: int) -> SGESite:
     """Args: used: slots on each of the two hosts."""
     return SGESite(
-        "default", "8.1.9", (queue_of(attributes(recorded("qconf-sq.txt"))),), (NODES, SMP, FILL),
+        "default", "Grid Engine 8.1.9", (), (queue_of(attributes(recorded("qconf-sq.txt"))),), (NODES, SMP, FILL),
         tuple(parse_complexes(recorded("qconf-sc.txt"))), tuple(parse_hosts(recorded("qhost.xml"))),
         tuple(QueueInstance("all.q", f"node{n}", slots, 8) for n, slots in enumerate(used or (0, 0), start=1)),
     )  # fmt: skip

@@ -439,7 +439,7 @@ def test_a_trial_without_an_answer_says_nothing_of_the_job(commands: Path) -> No
     with pytest.raises(QueryError, match="Unable to contact"):
         Slurm().trial([], os.environ)
     put(commands, "sbatch", "echo 'sbatch: error: allocation failure: Invalid qos' >&2; exit 1")
-    assert Slurm().trial([], os.environ).words == "Invalid qos"
+    assert Slurm().trial([], os.environ) == (None, "Invalid qos")
 
 
 def test_all_commands_ask_the_cluster_of_slurm_clusters(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from launcher.schedulers.base import QueryError, QueryTimeout
 from launcher.schedulers.pending import Option, Waiting, Why, sooner
 from launcher.schedulers.slurm import client, limits, pending
-from launcher.schedulers.slurm.client import NodeCounts, Pending, Reservation, StartTrial
+from launcher.schedulers.slurm.client import NodeCounts, Pending, Reservation
 from launcher.schedulers.slurm.limits import Partition
 from launcher.schedulers.slurm.pending import in_words
 from tests.unit.plans import plan_of, with_fields
@@ -185,17 +185,17 @@ def test_partitions_nodes_and_reservations_are_read() -> None:
     [
         (
             "sbatch: Job 4 to start at 2026-11-21T21:08:00 using 16 processors on nodes node[1-4] in partition gpu\n",
-            StartTrial(NOW),
+            (NOW, ""),
         ),
         (
             "allocation failure: Requested node configuration is not available\n",
-            StartTrial(None, "Requested node configuration is not available"),
+            (None, "Requested node configuration is not available"),
         ),
-        ("sbatch: error: no such x\nsbatch: error: allocation failure: Invalid", StartTrial(None, "Invalid")),
-        ("", StartTrial(None, "sbatch did not say why")),
+        ("sbatch: error: no such x\nsbatch: error: allocation failure: Invalid", (None, "Invalid")),
+        ("", (None, "sbatch did not say why")),
     ],
 )  # fmt: skip
-def test_a_trial_is_read(text: str, trial: StartTrial) -> None:
+def test_a_trial_is_read(text: str, trial: tuple[float | None, str]) -> None:
     assert client.parse_trial(text) == trial
 
 
@@ -342,9 +342,9 @@ class Recorded(client.Slurm):
                 return text
         raise QueryTimeout(f"{command[0]} did not answer within 10 s")
 
-    def trial(self, options: object, environment: object) -> StartTrial:
+    def trial(self, options: object, environment: object) -> tuple[float | None, str]:
         vars(self)["asked"] += 1
-        return StartTrial(NOW if "--nodes=1" in options else NOW + 5400)  # type: ignore[operator]
+        return NOW if "--nodes=1" in options else NOW + 5400, ""  # type: ignore[operator]
 
 
 def explained(trials: int = 1, **answers: str) -> tuple[pending.Explanation, Recorded]:

@@ -56,7 +56,7 @@ def written(site: SlurmSite, wanted: str | None = None) -> tuple[str, dict[str, 
 
 def test_a_slurm_is_asked_once_for_each_thing(recorded_slurm: Slurm) -> None:
     site = survey(recorded_slurm)
-    assert (site.cluster, site.version, site.settings["MaxArraySize"]) == ("test", "22.05.8", "1001")
+    assert (site.name, site.title, site.settings["MaxArraySize"]) == ("test", "Slurm 22.05.8, cluster test", "1001")
     assert [each.name for each in site.partitions] == ["gpu", "debug", "big"]
     assert site.partitions[2].groups == (NodeGroup(16, 128, 515000 * 1024**2, 4, ("a100",)),)
     assert site.features["big"] == ("a100", "ib")
@@ -124,6 +124,6 @@ def partition(name: str, default: bool, gpus: int, nodes: int = 4) -> Partition:
 def test_the_partition_of_a_profile_is_the_default_one_or_has_gpus(
     partitions: list[Partition], chosen: str | None
 ) -> None:
-    _, values = written(SlurmSite("c", "22", tuple(partitions)))
+    _, values = written(SlurmSite("c", "Slurm 22", (), tuple(partitions), {}, (), "", {}))
     assert values.get("partition") == chosen
     assert values.get("required") == (None if chosen else ["partition"])
