@@ -21,12 +21,11 @@ from launcher.reports.collect import (
     Curve,
     FabricResults,
     SizeCurve,
+    Timeline,
     block_of,
-    coarse,
     size_curves,
     thin,
 )
-from launcher.reports.timeline import Timeline
 
 SERIES = 8  # number of colours in page.css
 DASHES = ("solid", "dot", "dash", "dashdot")
@@ -235,7 +234,6 @@ def _training_figure(title: str, names: Sequence[str], runs: Named) -> Figure:
 MOST_LINES = 8  # lines in one figure; with more, each operation gets its own figures
 MOST_TICKS = 7  # ticks of the axis of message sizes
 FEW_TICKS = 50  # below this ratio of the largest to the smallest value, powers of ten are too few ticks
-MOST_CELLS = 128  # rows of a heat map; with more nodes, a cell stands for a block of nodes
 NUMBERS_UP_TO = 8  # with at most so many nodes, cells show their numbers
 
 
@@ -330,7 +328,7 @@ def matrix_figures(fabric: FabricResults) -> list[Figure]:
     if matrix is None:
         return []
     hosts = [str(host) for host in matrix["hosts"]]
-    block = block_of(matrix) * max(1, math.ceil(len(matrix["latency"]) / MOST_CELLS))
+    block = block_of(matrix)
     names = [hosts[place] if block == 1 else f"{hosts[place]} …" for place in range(0, len(hosts), block)]
     measures = [name for name in ("bandwidth", "latency") if {cell for row in matrix[name] for cell in row} - {None}]
     return [_heat_map(matrix, names, block, measure) for measure in measures]
@@ -339,7 +337,7 @@ def matrix_figures(fabric: FabricResults) -> list[Figure]:
 def _heat_map(matrix: Any, names: list[str], block: int, measure: str) -> Figure:
     title, unit = MEASURES[measure]
     fast = measure == "bandwidth"
-    values = coarse(matrix[measure], MOST_CELLS, min if fast else max)
+    values = matrix[measure]
     known = [cell for row in values for cell in row if cell is not None]
     middle = statistics.median(known)
     labels = [plain_text(name) for name in names]

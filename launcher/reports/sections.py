@@ -26,6 +26,7 @@ from launcher.redaction import HIDDEN, is_secret, public
 from launcher.reports.collect import (
     MEASURES,
     MOST_CURVES,
+    Entry,
     Row,
     RunData,
     SweepPoint,
@@ -48,7 +49,6 @@ from launcher.reports.figures import (
     training_figures,
     value_text,
 )
-from launcher.reports.timeline import Entry
 from launcher.runs.events import Ended, Fault, Met, Progress, Started, Stop, every, last
 from launcher.runs.history import differing_bindings, first_fault, latest_bindings
 from launcher.runs.sweep_directory import SearchSettings, canonical, differing, label, values_of
@@ -140,7 +140,7 @@ def single(run: RunData) -> list[Section]:
 def run_page(run: RunData) -> Page:
     kind = f"Run of {run.plan.get('workload', {}).get('name', '?')}"
     codes = [CodeBlock("submitted with", build.command(program(), run.overrides))]
-    return Page(run.id, kind, run.state, run.cause or "", facts(run), codes, single(run), made(run))
+    return Page(run.id, kind, run.state, run.cause or "", facts(run), codes, single(run), made(run.path, run.seen))
 
 
 def facts(run: RunData) -> list[tuple[str, str]]:
@@ -175,8 +175,8 @@ def _shown(which: str, most: int, number: int) -> str:
     return f" (the {which} {most} of {number:,})" if number > most else ""
 
 
-def made(run: RunData) -> str:
-    return f"made {local_time(run.seen)} by launcher {__version__} from {run.path}"
+def made(path: str, seen: float) -> str:
+    return f"made {local_time(seen)} by launcher {__version__} from {path}"
 
 
 def notes_section(run: RunData) -> Section | None:
@@ -436,14 +436,15 @@ def sweep_page(
     sections = [_points_section(ranked, keys, objective, best)]
     if search is not None:
         sections.insert(0, search_section(*search))
-    named: Named = [(label(each.overrides, keys) or each.name, each.run.curves) for each in ranked if each.run]
+    named: Named = [
+        (label(each.overrides, keys) or each.name, each.curves) for each in ranked if each.result is not None
+    ]  # fmt: skip
     figures, left = training_figures(named[:MOST_CURVES])
     if figures:
         best_of = f"The best {MOST_CURVES} of {len(named)} points." if len(named) > MOST_CURVES else ""
         note = f"{best_of} {left}".strip()
         sections.append(Section("Training", note, legend=legend(named[:MOST_CURVES]), figures=figures))
-    first = RunData(name, path, "", None, {}, seen=seen)
-    return Page(name, "Sweep", "", counted, facts, codes, sections, made(first))
+    return Page(name, "Sweep", "", counted, facts, codes, sections, made(path, seen))
 
 
 def search_section(settings: SearchSettings, found: SearchProgress) -> Section:
@@ -456,7 +457,7 @@ def search_section(settings: SearchSettings, found: SearchProgress) -> Section:
 def _points_section(
     ranked: Sequence[SweepPoint], keys: Sequence[str], objective: Sequence[str], best: SweepPoint | None
 ) -> Section:
-    results = [point.run.result or {} for point in ranked if point.run is not None]
+    results = [point.result for point in ranked if point.result is not None]
     others = [key for key in dict.fromkeys(str(key) for each in results for key in each) if key not in objective]
     values_of_key = {key: {finite(each.get(key)) for each in results} - {None} for key in others}
     numbers = [key for key, values in values_of_key.items() if len(values) > 1 or (values and len(results) == 1)]
@@ -464,7 +465,7 @@ def _points_section(
     metrics = [*objective, *numbers]
     rows = []
     for point in ranked:
-        values, result = values_of(point.overrides, keys), (point.run.result if point.run else None) or {}
+        values, result = values_of(point.overrides, keys), point.result or {}
         rows.append((
             point.name, point.state, *(values.get(key, "-") for key in keys),
             *(value_text(result.get(key)) for key in metrics),

@@ -23,7 +23,7 @@ from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.paths import PACKAGE
 from launcher.redaction import redact_override
 from launcher.reports import sections
-from launcher.reports.collect import Curve, RunData, coarse, collect, curves, parse, size_curves, thin
+from launcher.reports.collect import Curve, RunData, collect, curves, parse, size_curves, thin
 from launcher.reports.figures import Figure, plain_text, span_text
 from launcher.reports.sections import Page
 from launcher.runs.directory import Run
@@ -91,13 +91,6 @@ def test_lines_are_told_apart_by_what_differs() -> None:
         ("broadcast", "in place"),
     ]  # fmt: skip
     assert all(line.sizes == tuple(sorted(line.sizes)) for line in found)
-
-
-def test_a_coarse_matrix_shows_the_worst_of_each_block() -> None:
-    matrix = [[None, 5.0, 3.0], [4.0, None, 1.0], [2.0, 6.0, None]]
-    assert coarse(matrix, 2, min) == [[4.0, 1.0], [2.0, None]]
-    assert coarse(matrix, 2, max) == [[5.0, 3.0], [6.0, None]]
-    assert coarse(matrix, 3, min) == matrix
 
 
 @pytest.mark.parametrize(

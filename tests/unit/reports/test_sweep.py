@@ -10,7 +10,7 @@ import pytest
 
 from launcher.config.search_space import Dimension, Goal, Method
 from launcher.reports import sections
-from launcher.reports.collect import Curve, RunData, SweepPoint, by_objective
+from launcher.reports.collect import Curve, SweepPoint, by_objective
 from launcher.reports.sections import Page, sweep_page
 from launcher.runs.sweep_directory import Journal, SearchSettings, TrialRecord, TrialState
 from launcher.search.progress import progress_of
@@ -22,8 +22,7 @@ def point(number: int, rate: str, accuracy: Any, state: str = "done", **more: st
     overrides = ("workload=ddp_mnist", f"workload.lr={rate}", *(f"workload.{key}={each}" for key, each in more.items()))
     steps = (1, 2, 3)
     curve = Curve("loss", steps, tuple(1 / (step + number) for step in steps))
-    run = RunData(f"lr/{number}", "", state, None, {}, curves=(curve,), result={"accuracy": accuracy, "steps": 3})
-    return SweepPoint(str(number), overrides, state, run)
+    return SweepPoint(str(number), overrides, state, {"accuracy": accuracy, "steps": 3}, (curve,))
 
 
 def some() -> list[SweepPoint]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.reports.timeline import Moment, Span, timeline
+from launcher.reports.collect import Moment, Span, timeline
 from tests.report.examples import BEGIN, at
 
 
