@@ -2,13 +2,16 @@
 
 A module with the name of a command has the command's `run` function; `commands` names the others.
 
-- `commands`: the table of commands; options, arguments and `--help` of each; parser and dispatch
+- `commands`: which module a command line calls
+- `help`: `help COMMAND`, `COMMAND --help`: the table of commands; options, arguments and text of each; their parser
+- `key_help`: `help KEY`, `--help`, `--version`: the general help, and the keys with their defaults
 - `submit`: `KEY=VALUE ...`: composes the config, then submits the run or shows it (`dry_run`); `run SCRIPT`: turns a
   script and its arguments into overrides; `resume`: submits another attempt of a run
 - `multirun`: `-m KEY=A,B`: submits the points of a sweep or search
 - `ssh_forward`: which commands and submissions go to clusters behind ssh; the rows of `status` from there
 - `ssh_serve`: the side of such a cluster: runs one command for another machine; the folder that is made of the code
-- `status`: the rows of runs and sweeps, and the table that they make; details of named runs; `--watch`
+- `status`: the rows of runs and sweeps, and the table that they make: state, steps, time left, checkpoint; details of
+  named runs; `--watch`
 - `logs`: prints and follows output
 - `wait`: `wait` and `sweep wait`: follows a run or sweep to its end: output, progress, Ctrl-C
 - `why`: `why`: why a run is in its state, and what would start a pending one sooner; its JSON
@@ -24,9 +27,8 @@ A module with the name of a command has the command's `run` function; `commands`
   lists and downloads data sets; `env`: packs a venv into an archive
 - `doctor`: what it looks at on this machine: itself, its software, the folder of runs, the scheduler
 - `topology`: `topology`: the hardware of this node, and which part of it each rank gets
-- `help`: `help`, `--help`, `--version`: general help, and the list of keys
 - `complete`: installs or prints the completion script of a shell; computes the completions of the word at the cursor
 - `output`: what several commands print: tables, the plan, why and how a run ended; the question before a submission
-- `run_progress`: how far a run is: steps, rate, time left and checkpoints, from its events; all progress bars, and
-  progress lines without a terminal; how commands that follow runs wait for a file server
+- `progress_bars`: all progress bars, and progress lines without a terminal; how commands that follow runs wait for a
+  file server
 """

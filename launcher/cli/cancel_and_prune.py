@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from launcher.cli.commands import PRUNABLE
+from launcher.cli.help import PRUNABLE
 from launcher.errors import FAILED, ConfigError, LauncherError, RunError, UnavailableError, explain
 from launcher.failures.messages import first_of
 from launcher.files.folder_checks import is_own, require_own

@@ -6,7 +6,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.commands import ACTIONS, COMMANDS, parser_of, remote_profiles
+from launcher.cli.commands import remote_profiles
+from launcher.cli.help import ACTIONS, COMMANDS, parser_of
 from launcher.errors import ConfigError
 from launcher.paths import GROUPS, choices, default_runs_dir
 

@@ -1,274 +1,547 @@
-"""`help`, `--help`, `--version`, and the text for a command line without arguments. Imports neither Hydra nor torch."""
+"""The help of commands (`help COMMAND`, `COMMAND --help`): their list; options, arguments and text of each; its parser.
+
+This module imports little, so that --help and completion are fast. Each function `of_COMMAND` adds the options and
+arguments of a command to the command's parser. Its docstring speaks to the user: it is the text that is shown.
+"""
 
 from __future__ import annotations
 
-import textwrap
-from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any, get_type_hints
+import argparse
+import contextlib
+import os
+import stat
+import time
+from argparse import ArgumentTypeError, HelpFormatter
+from functools import partial
+from itertools import takewhile
+from typing import TYPE_CHECKING
 
-from launcher import __version__
-from launcher.cli import commands
-from launcher.cli.commands import COMMANDS, program
-from launcher.config import schema
-from launcher.config.errors import file_of, in_yaml
-from launcher.config.keys import WORKLOADS, Key, KeySection, keys_of, written
-from launcher.config.keys import sections as all_sections
-from launcher.config.scheduler_table import cluster_class
-from launcher.errors import ConfigError, near
-from launcher.paths import choices, resource, user_config_dir
+from launcher.errors import ConfigError, near, program
+from launcher.units import parse_ranges, parse_time
 
-WIDTH = 80
-MEANING_COLUMN = 28
-# Keys that most runs need; `help --all` lists all keys.
-COMMON_KEYS = (
-    "workload", "workload.script", "workload.args", "cluster", "nodes", "gpus_per_node", "time", "mem", "name",
-    "run_id", "wait", "submit", "dry_run",
-)  # fmt: skip
-GROUPS = {"workload": schema.Workload, "cluster": schema.Cluster, "launch": schema.Launch, "env": schema.Env}
-USAGE = """\
-usage: {program} run SCRIPT [KEY=VALUE ...] [-- ARGUMENT ...]
-       {program} workload=NAME [KEY=VALUE ...]
-       {program} COMMAND ...
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+    from typing import Any, NoReturn
 
-Runs PyTorch here, on Slurm, PBS and Grid Engine, and inside allocations.
-
-  run train.py procs_per_node=2 -- --lr 0.1   runs your script on this machine
-  run train.py cluster=slurm nodes=2 time=2h  submits it (dry_run=true: shows)
-  workload=ddp_mnist                          runs an example that is included
-
-Keys that most runs need (KEY=DEFAULT; null is empty):
-
-{keys}
-
-  help KEY, help workload=NAME, help cluster=NAME   more about these
-  help --all                                        all {count} keys
-
-Commands, each with a --help:
-
-{commands}
-
-Options:
-
-  -m, --multirun      a sweep: a run for each combination of workload.lr=1,2
-  --yes               submit without confirmation (confirm_above)
-  --cfg job           only print the resulting config; with --resolve, values
-                      instead of references to them
-  --config-dir DIR    one more folder in which configs are searched
-  --info              print which files the config comes from
-  --hydra-help        print all options of Hydra
-  --version           print the version
-
-Settings for all your runs are read from this file:
-
-  {settings}
-
-Exit codes: 0 done, 1 failed, 2 bad input (nothing was submitted), 3 not
-confirmed (confirm_above; nothing was submitted), 75 stopped early and can be
-resumed, 93 failed and a retry would fail too, 130 interrupted."""
-NEXT_STEPS = """\
-launcher {version}: runs PyTorch here, on Slurm, on PBS and on Grid Engine.
-
-  {program} workload=ddp_mnist
-      trains on this machine, for a minute
-  {program} run train.py -- --lr 0.1
-      runs your script on this machine
-  {program} run train.py cluster={cluster} nodes=2 dry_run=true
-      shows what would be submitted; without dry_run submits it
-  {program} site init
-      writes a profile of your site, from its scheduler's configuration
-  {program} status
-      shows your runs
-  {program} --help
-      lists the keys that most runs need, and all commands"""
+# Each command's name, and its line in the list of commands.
+COMMANDS = {
+    "run": "Your own script; its arguments follow `--`.",
+    "status": "States of runs and sweeps.",
+    "logs": "The output of a run, or of one of its ranks.",
+    "cancel": "Cancel runs, sweeps, or points of a sweep.",
+    "resume": "Restart a run that is over, at the same size or another one.",
+    "attach": "A shell on a rank's node, stacks of all ranks, or a debugger.",
+    "prune": "List or remove old runs, with their checkpoints.",
+    "wait": "Wait for a run and exit with its code.",
+    "topology": "Which cores, GPU and NIC each rank gets, here or in a run.",
+    "why": "Why a run waits, and what would start sooner.",
+    "post-mortem": "Why a run ended, which rank failed first, and what to do.",
+    "sweep": "Sweeps: status, results, rerun, cancel, throttle, wait.",
+    "checkpoint": "Checkpoints of a run: list, inspect, verify, extract.",
+    "site": "Profiles of sites: list, show, or write one for this site.",
+    "env": "Pack a venv into an archive for the nodes (env.archive).",
+    "template": "A template to start your own job scripts from.",
+    "report": "One HTML page about a run or a sweep.",
+    "data": "Data sets: which are here, and how to get one.",
+    "doctor": "Check this machine and its scheduler; a report for a ticket.",
+    "complete": "Completion for bash, zsh and fish: commands, run ids, KEY=VALUE.",
+    "help": "A command's options; keys, their defaults and meaning.",
+}
+# Commands that are not about runs here, and have no option --runs-dir.
+WITHOUT_RUNS = ("run", "site", "env", "template", "data", "doctor", "complete", "help")
+NAMES = "its id, a unique prefix of the id, `latest`, or its directory"
+RUN = f"a run or a point of a sweep (SWEEP/7): {NAMES}"
+EITHER = f"a run, a sweep, or a point of a sweep (SWEEP/7): {NAMES}"
+RUN_USAGE = "run [-m] SCRIPT [KEY=VALUE ...] [-- ARGUMENT ...]"
+PRUNABLE = ("done", "pruned", "stopped", "failed", "cancelled", "lost")
+# The actions of commands that have several, with the line that the help shows of each below the options.
+ACTIONS: Mapping[str, Mapping[str, str]] = {
+    "sweep": {
+        "status": "show progress, and failed and running points; no SWEEP: list sweeps",
+        "results": "show points with their metrics, the best one first",
+        "rerun": "restart points that are not done, from their checkpoints",
+        "cancel": "cancel points, and start no more",
+        "throttle": "let at most N points run at once from now on",
+        "wait": "wait until all points are over; exit code 0 if all are done",
+    },
+    "checkpoint": {
+        "list": "show step, size and metrics of each, and which are kept",
+        "inspect": "show the contents of one: metrics, values, tensors",
+        "verify": "check sizes and checksums; exit code 1 if one is damaged",
+        "extract": "write one as a plain torch.save or safetensors file",
+    },
+    "site": {
+        "list": "list the profiles for cluster=NAME, and their files",
+        "show": "print the file of a profile",
+        "init": "write a profile from the configuration of this machine's scheduler",
+        "login": "log in to a cluster behind ssh, for commands of the next ten minutes",
+    },
+    "env": {"pack": "pack a venv into an archive"},
+    "template": {"show": "print a template that changes nothing, to start from"},
+    "data": {"fetch": ""},
+}
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    from launcher.cli import key_help
+
     if arguments.everything:
-        print("\n".join(everything()))
+        print("\n".join(key_help.everything()))
     elif not arguments.words:
-        print(overview())
+        print(key_help.overview())
     for word in arguments.words:
-        _explain(word)
+        key_help.explain(word)
     return 0
 
 
-def show_for(words: Sequence[str]) -> int:
-    """Prints the text for a command line that is empty, or has --help or --version but no command; returns 0."""
-    if not words:
-        print(next_steps())
-    elif "--version" in words:
-        print(f"launcher {__version__}")
-    elif named := [word for word in words if word.partition("=")[0] in GROUPS]:
-        for word in named:
-            _explain(word)
-    else:
-        print(overview())
-    return 0
+class _Formatter(HelpFormatter):
+    # Keeps the lines of the list of actions, and wraps all other text
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith("actions:") else super()._fill_text(text, width, indent)
 
 
-def next_steps() -> str:
-    from launcher.schedulers import registry
+class Parser(argparse.ArgumentParser):
+    """A parser that accepts options and arguments in any order, and reports an error in one line, with near matches."""
 
-    cluster = next(iter(registry.queues_here()), "slurm")
-    return NEXT_STEPS.format(version=__version__, program=program(), cluster=cluster)
+    def __init__(self, prog: str, description: str | None) -> None:
+        # A fixed width, since argparse would import shutil and its dependencies to find the terminal's width.
+        super().__init__(
+            prog, description=description, allow_abbrev=False,
+            formatter_class=lambda prog: _Formatter(prog, max_help_position=26, width=80),
+        )  # fmt: skip
+        # Attribute of the result that gets the arguments after `--` unchanged; None: they are parsed like all others.
+        self.behind: str | None = None
+        self.goes_with: dict[str, list[str]] = {}  # by an option's attribute: the actions that it goes with, if not all
+        self._command = prog.rpartition(" ")[2]
+
+    def add(self, *names: str, only: str = "", **settings: Any) -> None:
+        """Adds an argument; only: the actions that it goes with (`status, results`); `parse` refuses it with others."""
+        if only:
+            settings["help"] = f"{only}: {settings['help']}"
+        added = self.add_argument(*names, **settings)
+        if only:
+            self.goes_with[added.dest] = only.split(", ")
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """Raises ConfigError: an argument is wrong; SystemExit: the help was requested, and has been printed."""
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        behind: Sequence[str] | None = None
+        if self.behind is not None and "--" in words:
+            at = words.index("--")
+            words, behind = words[:at], words[at + 1 :]
+        # Unknown options are found first, since argparse could take their values for a RUN.
+        for word in takewhile(lambda word: word != "--", words):
+            option = word.partition("=")[0]
+            if option.startswith("--") and option not in known:
+                raise ConfigError(self._unknown(option, known))
+        arguments, unknown = self.parse_known_intermixed_args(words)
+        if unknown and self.behind and unknown[0].startswith("-"):
+            raise ConfigError(self._unknown(unknown[0], known))
+        if unknown:
+            self.error(f"unexpected argument {unknown[0]!r}")
+        if self.behind is not None:
+            setattr(arguments, self.behind, behind)
+        if getattr(arguments, "action", None) is not None:
+            self._require_fitting(arguments)
+        return arguments
+
+    def _unknown(self, option: str, known: Sequence[str]) -> str:
+        problem = f"there is no option {option!r}.{near(option, known)} Known: {', '.join(known)}"
+        if self.behind is None:
+            return problem
+        from launcher.config.keys import all_keys
+
+        name = option.lstrip("-").replace("-", "_")
+        keys = [key for key in (name, f"cluster.{name}") if key in all_keys()]
+        hint = f" Keys have no dashes: {keys[0]}=VALUE." if keys else ""
+        return f"{problem}.{hint} Arguments of your own program follow `--`: {self.usage}"
+
+    def _require_fitting(self, arguments: argparse.Namespace) -> None:
+        for each in self._actions:
+            fitting = self.goes_with.get(each.dest, [arguments.action])
+            if arguments.action not in fitting and getattr(arguments, each.dest) != each.default:
+                known = " and ".join(f"{self._command} {action}" for action in fitting)
+                raise ConfigError(f"{each.option_strings[-1]} goes with {known}")
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message.removeprefix('argument ')}; see `{self.prog} --help`")
 
 
-def overview() -> str:
-    found = {key.name: key for _, keys in sections(others=False) for key in keys}
-    return USAGE.format(
-        program=program(), count=len(found),
-        keys="\n".join(line for name in COMMON_KEYS for line in row(found[name])),
-        commands="\n".join(f"  {name:<13}{words}" for name, words in COMMANDS.items()),
-        settings=user_config_dir() / "user.yaml",
+def parser_of(name: str) -> Parser:
+    about: Callable[[Parser], None] = globals()[f"of_{name.replace('-', '_')}"]
+    parser = Parser(f"{program()} {name}", about.__doc__)
+    about(parser)
+    if name not in WITHOUT_RUNS:
+        parser.add(
+            "--runs-dir", type=existing_folder, metavar="DIR",
+            help="folder of run directories (default: $LAUNCHER_RUNS_DIR, else the per-user data folder)",
+        )  # fmt: skip
+    return parser
+
+
+# -- the options of each command
+
+
+def add_actions(parser: Parser, command: str) -> None:
+    """Adds the argument ACTION to a command that has several actions, and a list of the actions below the options."""
+    lines = [f"  {name:<10}{words}" for name, words in ACTIONS[command].items()]
+    parser.epilog = "\n".join(["actions:", *lines])
+    parser.add("action", metavar="ACTION", type=partial(known_action, command), help="see below")
+
+
+def known_action(command: str, action: str) -> str:
+    """Returns the action; raises ConfigError. A type of argparse: a typo is named before arguments that are missing."""
+    known = list(ACTIONS[command])
+    if action not in known:
+        raise ConfigError(f"there is no {command} command {action!r}.{near(action, known)} Known: {', '.join(known)}")
+    return action
+
+
+def add_json(parser: Parser, only: str = "") -> None:
+    parser.add("--json", only=only, action="store_true", dest="as_json", help="print JSON, for programs")
+
+
+def add_yes(parser: Parser, only: str = "") -> None:
+    parser.add("--yes", only=only, action="store_true", help="submit without confirmation (confirm_above)")
+
+
+def folder(text: str) -> Path:
+    from pathlib import Path
+
+    return Path(text)
+
+
+def existing_folder(text: str) -> Path:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # another error: whether it is there is not known
+        if stat.S_ISDIR(os.stat(text).st_mode):
+            return folder(text)
+    raise ArgumentTypeError(f"there is no folder {text!r}")
+
+
+def whole_number(text: str, least: int = 0) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
+    return int(text)
+
+
+def age(text: str) -> float:
+    """Converts an age (2d, 12h), a day (2026-10-31) or a local time (2026-10-31T18:00) to seconds since the epoch."""
+    from datetime import datetime
+
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        pass
+    try:
+        if text.isdecimal():
+            raise ValueError
+        return time.time() - parse_time(text, zero=True)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not a time: write 2d, 12h, 90m, 2026-10-31 or 2026-10-31T18:00") from None
+
+
+def positive(text: str) -> int:
+    return whole_number(text, 1)
+
+
+def ranks(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(dict.fromkeys(parse_ranges(text)))
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def of_run(parser: Parser) -> None:
+    """Run your own script in every rank. It may be written for torchrun, or for a single process. The run is named
+    after the script. KEY=VALUE sets any key of a run (`help --all`), or of workload=program."""
+    parser.usage = parser.prog.removesuffix("run") + RUN_USAGE
+    parser.behind = "arguments"
+    parser.epilog = (
+        "The script gets all ARGUMENTs after `--` unchanged; they need no quotes but your shell's. In a sweep (-m), an "
+        "argument with several values is written as a key: workload.flags.lr=0.1,0.01 adds --lr 0.1 in the first run "
+        "and --lr 0.01 in the second; workload.overrides.lr=0.1,0.01 does so for a Hydra app, as lr=0.1 and lr=0.01."
+    )
+    parser.add("script", metavar="SCRIPT", help="a Python file, or an executable file")
+    parser.add(
+        "overrides", metavar="KEY=VALUE", nargs="*", default=[], help="settings: cluster=slurm nodes=2 time=2h ..."
+    )
+    parser.add("--module", action="store_true", help="SCRIPT is a module, as for `python -m`")
+    parser.add(
+        "-m", "--multirun", action="store_true", help="a sweep: one run for each combination of values (KEY=A,B)"
+    )
+    add_yes(parser)
+    parser.add("--cfg", choices=("job", "hydra", "all"), help="only print the config: the run's, Hydra's, or both")
+    parser.add("--resolve", action="store_true", help="with --cfg: print values instead of references to them")
+    parser.add("--config-dir", metavar="DIR", help="one more folder in which configs are searched")
+
+
+def of_status(parser: Parser) -> None:
+    """Show the states of the live runs and sweeps and the newest others, or of the named RUNs. The scheduler is queried
+    once for all of them."""
+    parser.add("names", metavar="RUN", nargs="*", help=EITHER)
+    parser.add(
+        "--all", action="store_true", dest="everything", help="all runs, not only live ones and the newest others"
+    )
+    parser.add("--failed", action="store_true", help="only those that failed, are lost or cannot be read")
+    parser.add(
+        "--since", type=age, metavar="AGE", help="only those active in this time (2d, 12h) or since a day (2026-10-31)"
+    )
+    parser.add("--watch", action="store_true", help="update until all are over; Ctrl-C exits")
+    add_json(parser)
+
+
+def of_logs(parser: Parser) -> None:
+    """Print the output of RUN: attempt after attempt, the lines of all ranks in the order of time. A line of rank 3
+    starts with [3]."""
+    parser.add("name", metavar="RUN", help=RUN)
+    parser.add("-f", "--follow", action="store_true", help="print new lines, too, until the run is over")
+    parser.add(
+        "--rank", type=ranks, default=(), metavar="N",
+        help="only these ranks (3 or 0-3,7); lines of a single one lack [3]",
+    )  # fmt: skip
+    parser.add("--attempt", type=whole_number, metavar="N", help="only this attempt, from 0 (default: all)")
+    parser.add("--tail", type=positive, metavar="N", help="start with the last N lines")
+
+
+def of_cancel(parser: Parser) -> None:
+    """Cancel the RUNs; of a sweep, all points. Ranks get SIGTERM, and SIGKILL after launch.grace seconds. A RUN can
+    also be named by the id of its job, even if the run's directory was deleted (`status` calls that job orphaned)."""
+    parser.add("names", metavar="RUN", nargs="+", help=f"{EITHER}; or the id of its job")
+
+
+def of_resume(parser: Parser) -> None:
+    """Restart RUN from its newest checkpoint, with the settings of its submission, except for those that KEY=VALUE
+    changes. ARGUMENTs replace all arguments of a script (`run SCRIPT`). It must be over, but not done: stopped, failed,
+    cancelled, lost or pruned."""
+    parser.usage = parser.prog + " RUN [KEY=VALUE ...] [options] [-- ARGUMENT ...]"
+    parser.behind = "arguments"
+    parser.add("name", metavar="RUN", help=RUN)
+    parser.add("overrides", metavar="KEY=VALUE", nargs="*", default=[], help="settings to change (nodes=4 time=2h)")
+    parser.add("--new-snapshot", action="store_true", help="with env.snapshot: copy the code again, as it is now")
+    add_yes(parser)
+
+
+def of_attach(parser: Parser) -> None:
+    """Attach to a rank of RUN, which must be running: a shell, the stacks of all ranks, or the rank's debugger."""
+    parser.add("name", metavar="RUN", help=RUN)
+    parser.add(
+        "--rank", type=whole_number, metavar="R",
+        help="the rank (default: 0; --stack: all; --debug: the only one that waits)",
+    )  # fmt: skip
+    what = parser.add_mutually_exclusive_group()
+    for name, text in (
+        ("shell", "a shell on the rank's node, in its folder and environment (default at a terminal)"),
+        ("stack", "Python stacks of the ranks, which continue (default without a terminal)"),
+        ("debug", "the debugger of a rank that waits at breakpoint(); needs debug.rank=RANK when RUN is submitted"),
+    ):
+        what.add_argument(f"--{name}", action="store_const", const=name, dest="what", help=text)
+
+
+def of_prune(parser: Parser) -> None:
+    """List the runs and sweeps that are over and older than AGE; with --delete remove them, checkpoints included. Runs
+    that are live, or in an unknown state, are kept. So are runs that cannot be read, or are needed by a run that is not
+    over; these are listed with the reason."""
+    parser.usage = "%(prog)s --older-than AGE [options]"
+    parser.add(
+        "--older-than", type=age, metavar="AGE",
+        help="only those without activity in this time (30d, 12h) or since a day (2026-10-31); required",
+    )  # fmt: skip
+    parser.add(
+        "--state", action="append", choices=PRUNABLE, metavar="STATE",
+        help=f"only those in this state ({', '.join(PRUNABLE)}); may be given several times",
+    )  # fmt: skip
+    parser.add("--delete", action="store_true", help="remove them; without it they are only listed")
+    parser.add(
+        "--cluster", metavar="NAME", help="those on this cluster behind ssh, not those here; not with --runs-dir"
+    )
+
+
+def of_wait(parser: Parser) -> None:
+    """Wait until RUN is over, and print its output; of a sweep, a line for each point that ends. Exits with 0 if RUN is
+    done, 75 if it can be resumed, 93 if a retry would fail too, else 1. Ctrl-C stops waiting (130)."""
+    parser.add("name", metavar="RUN", help=EITHER)
+    parser.add("-q", "--quiet", action="store_true", help="do not print the run's output")
+
+
+def of_topology(parser: Parser) -> None:
+    """Show the NUMA nodes, CPUs, GPUs and network devices of this node, and which of them each rank would get. With
+    RUN, show the run's nodes, and which of them each rank got in the last attempt."""
+    parser.add("name", metavar="RUN", nargs="?", help=RUN)
+    parser.add(
+        "--ranks", type=positive, metavar="N", help="number of ranks on the node (default: one per GPU, else one)"
+    )
+    parser.add("--bind", default="auto", metavar="HOW", help="the binding, a value of launch.bind (default: auto)")
+
+
+def of_why(parser: Parser) -> None:
+    """Explain why RUN waits: the reason, the scheduler's estimate of the start, the limit that applies, and the
+    smallest change with which RUN would start clearly sooner. If RUN does not wait: its state, or why it ended."""
+    parser.add("name", metavar="RUN", help=RUN)
+    parser.add(
+        "--trials", type=positive, default=1, metavar="N",
+        help="Slurm: ask by `sbatch --test-only` when RUN would start with each of the N smallest changes (default: 1)",
+    )  # fmt: skip
+    add_json(parser)
+
+
+def of_post_mortem(parser: Parser) -> None:
+    """Show why RUN ended: the cause and its kind, the first rank that failed, with its traceback and last output, and
+    what to do. Exits with 0 if RUN is over, else with 1."""
+    parser.add("name", metavar="RUN", help=RUN)
+    parser.add("--attempt", type=whole_number, metavar="N", help="explain this attempt, from 0 (default: the last one)")
+    add_json(parser)
+
+
+def of_sweep(parser: Parser) -> None:
+    """Show or change sweeps. Each point of a sweep is a run, which other commands take as SWEEP/7: `logs SWEEP/7`."""
+    parser.usage = "%(prog)s ACTION [SWEEP] [POINT ...] [options]"
+    add_actions(parser, "sweep")
+    parser.add("name", metavar="SWEEP", nargs="?", help=f"a sweep: {NAMES}")
+    parser.add(
+        "points", metavar="POINT", nargs="*", default=[],
+        help="rerun, cancel: numbers of points (3, 0-4,7; default: all unfinished); throttle: the number N",
+    )  # fmt: skip
+    parser.add(
+        "--all", only="status", action="store_true", dest="everything", help="all points; without SWEEP, all sweeps"
+    )
+    parser.add(
+        "--sort", only="results", metavar="METRIC",
+        help="smallest METRIC first; of the objective, the default, the best first",
+    )  # fmt: skip
+    parser.add("--reverse", only="results", action="store_true", help="reverse the order")
+    parser.add("--csv", only="results", metavar="FILE", help="write all of them to a CSV file (-: to stdout)")
+    add_json(parser, "status, results")
+    add_yes(parser, "rerun")
+
+
+def of_checkpoint(parser: Parser) -> None:
+    """List, inspect and verify the checkpoints of a run, or write a plain file with the contents of one."""
+    parser.usage = "%(prog)s ACTION RUN [STEP] [options]"
+    add_actions(parser, "checkpoint")
+    parser.add(
+        "name", metavar="RUN", help=f"{RUN}; or the folder that has the checkpoints, or a checkpoint's own folder"
+    )
+    parser.add("step", metavar="STEP", nargs="?", help="step of one checkpoint (default: newest; verify: all)")
+    add_json(parser, "list, inspect")
+    parser.add(
+        "--key", only="extract", action="append", metavar="NAME", dest="keys", default=[],
+        help="only this value (model.weight), or all below this name (model); may be repeated",
+    )  # fmt: skip
+    parser.add(
+        "-o", "--output", only="extract", type=folder, metavar="FILE",
+        help="file to write (default: named after RUN and STEP)",
+    )  # fmt: skip
+    parser.add(
+        "--format", only="extract", choices=("torch", "safetensors"), dest="as_format",
+        help="format of the file (default: torch); safetensors contains only tensors",
     )  # fmt: skip
 
 
-def everything() -> Iterator[str]:
-    for title, keys in sections():
-        yield f"== {title} =="
-        for key in keys:
-            yield from row(key)
-        yield ""
-    for group in GROUPS:
-        yield from _wrapped(f"{group}=NAME: {', '.join(choices(group))}", "", "  ")
-    yield ""
-    yield "Settings for all your runs are read from"
-    yield str(user_config_dir() / "user.yaml")
+def of_site(parser: Parser) -> None:
+    """Show and write profiles of sites (cluster=NAME). Yours are in ~/.config/launcher/cluster."""
+    parser.usage = "%(prog)s ACTION [NAME] [options]"
+    add_actions(parser, "site")
+    parser.add("name", metavar="NAME", nargs="?", help="name of the profile (init: by default the cluster's own name)")
+    parser.add(
+        "--ssh", only="init", metavar="HOST", help="a cluster behind ssh (me@login): install the launcher there, too"
+    )
+    parser.add("--python", only="init", metavar="PATH", help="with --ssh, the Python there (default: one with torch)")
+    parser.add(
+        "--activate", only="init", metavar="LINE", action="append", default=[],
+        help="with --ssh, a line for the shell there before Python starts ('module load python'); may be repeated",
+    )  # fmt: skip
+    parser.add(
+        "--setup", only="init", metavar="LINE", action="append", default=[],
+        help="a shell line that jobs run first ('module load cuda'); may be repeated",
+    )  # fmt: skip
+    from launcher.schedulers.site import described_schedulers
+
+    names = [each.name for each in described_schedulers()]
+    parser.add("--scheduler", only="init", choices=names, help="the scheduler to query, if there are several")
+    parser.add("--partition", only="init", metavar="P", help="use this partition, not the scheduler's default one")
+    parser.add("--queue", only="init", metavar="Q", help="use this queue, not the scheduler's default one")
+    parser.add(
+        "--print", only="init", action="store_true", dest="only_print", help="print the profile, and write nothing"
+    )
+    parser.add("--force", only="init", action="store_true", help="replace a profile of this name")
 
 
-@cache
-def sections(*, others: bool = True) -> list[tuple[str, list[Key]]]:
-    """Returns title and keys of each section of the config; others: of other packages' schedulers too (20 ms)."""
-    found = []
-    common = list(keys_of(schema.Workload, "workload."))
-    for section in all_sections(others=others):
-        if section.kind is schema.P2P:
-            found.append(("workload.KEY of every workload", common))
-        keys = _keys(section)
-        found.append((section.title, [key for key in keys if section.prefix != "workload." or key not in common]))
-    return found
+def of_env(parser: Parser) -> None:
+    """Pack a venv into an archive. A run with env.archive=ARCHIVE unpacks it on each node."""
+    parser.usage = "%(prog)s ACTION [FOLDER] ARCHIVE [--force]"
+    add_actions(parser, "env")
+    parser.add(
+        "paths", metavar="[FOLDER] ARCHIVE", nargs="+",
+        help="FOLDER: the venv (default: the one of this command); ARCHIVE: file to write, .tar, .tar.gz or .tar.zst",
+    )  # fmt: skip
+    parser.add("--force", action="store_true", help="replace an existing archive")
 
 
-def row(key: Key, default: str | None = None) -> Iterator[str]:
-    """Yields lines of at most 80 characters with a key, its default (or this one) and its meaning."""
-    default = key.default if default is None else default
-    typed = f"  {key.name}" if default is None else f"  {key.name}={default}"
-    first, *rest = textwrap.wrap(key.meaning, WIDTH - MEANING_COLUMN, break_on_hyphens=False) or [""]
-    if len(typed) > MEANING_COLUMN - 2:
-        yield from _wrapped(typed, "", "      ") if len(typed) > WIDTH else [typed]
-        rest = [first, *rest]
-    else:
-        yield f"{typed:<{MEANING_COLUMN}}{first}".rstrip()
-    yield from (f"{'':{MEANING_COLUMN}}{line}" for line in rest)
+def of_template(parser: Parser) -> None:
+    """Print a template for your own job scripts (cluster.template=PATH)."""
+    parser.usage = "%(prog)s ACTION [options]"
+    add_actions(parser, "template")
+    parser.add("--cluster", metavar="NAME", help="the profile that the template is for (default: slurm)")
+    parser.add("--whole", action="store_true", help="print the launcher's own templates")
 
 
-def _explain(word: str) -> None:
-    name, equals, choice = word.partition("=")
-    if equals and name in GROUPS:
-        print("\n".join(of_choice(name, choice)))
-        return
-    lines = list(of_key(name))
-    if name in COMMANDS:
-        commands.main([name, "--help"])
-        print(*(["", *lines] if lines else []), sep="\n", end="\n" if lines else "")
-    elif lines:
-        print("\n".join(lines))
-    else:
-        names = {key.name for _, keys in sections() for key in keys}
-        raise ConfigError(
-            f"there is no key and no command {name!r}.{near(name, [*names, *COMMANDS])} "
-            f"`{program()} help --all` lists all keys"
-        )
+def of_report(parser: Parser) -> None:
+    """Write one HTML page about RUN: timeline, curves, bandwidths, result, config. The page needs no network."""
+    parser.add("name", metavar="RUN", help=EITHER)
+    parser.add(
+        "-o", "--output", type=folder, metavar="FILE", help="file to write (default: report.html in RUN's directory)"
+    )
+    parser.add("--open", action="store_true", dest="show", help="open the page in the browser")
 
 
-def of_key(name: str) -> Iterator[str]:
-    """Yields the help of a key, of a section's keys, or of keys with this last part: `lr` finds `workload.lr`."""
-    every = [(title, key) for title, keys in sections() for key in keys]
-    if name in GROUPS:
-        yield from _wrapped(f"{name}=NAME: {', '.join(choices(name))}", "", "  ")
-        yield ""
-    below = [(title, key) for title, key in every if key.name.startswith(f"{name}.")]
-    exact = [(title, key) for title, key in every if key.name == name and not (below and key.section)]
-    found = [*exact, *([] if name == "workload" else below)]
-    found = found or [(title, key) for title, key in every if key.name.rpartition(".")[2] == name]
-    last = ""
-    for title, key in found:
-        if title != last and key.name.startswith(("workload.", "cluster.")):
-            yield f"{title}:"
-        last = title
-        yield from row(key)
-    if name == "workload":
-        yield f"\n`{program()} help workload=NAME` has the keys of one."
-    elif found and not below and not (key := found[0][1]).name.startswith("workload."):  # else it is of one workload
-        yield ""
-        yield from _wrapped(f"{key.name}=VALUE, or for all your runs a line `{key.name}: VALUE` in", "", "")
-        yield str(user_config_dir() / "user.yaml")
+def of_data(parser: Parser) -> None:
+    """Show which data sets are on this machine; with `fetch NAME`, download one."""
+    parser.usage = "%(prog)s [fetch NAME [--mirror URL]] [--data-dir DIR]"
+    parser.add(
+        "action", type=partial(known_action, "data"), nargs="?", metavar="fetch",
+        help="download the data set NAME, and verify its checksums",
+    )  # fmt: skip
+    from launcher.plan import workload_hook
+
+    known = ", ".join(workload_hook.data_sets_of_all()[0])
+    parser.add("name", nargs="?", metavar="NAME", help=f"the data set: {known}")
+    parser.add(
+        "--mirror", action="append", metavar="URL", dest="mirrors",
+        help="download from this folder, not from the default ones (may be repeated)",
+    )  # fmt: skip
+    parser.add(
+        "--data-dir", type=folder, metavar="DIR",
+        help="folder of data sets (default: the per-user data folder, where runs look for them)",
+    )  # fmt: skip
 
 
-def of_choice(group: str, name: str) -> Iterator[str]:
-    """Yields the help for GROUP=NAME: the section's keys, with the values of that file; raises ConfigError."""
-    lineage, values = _values(group, name)
-    kind = GROUPS[group]
-    if group == "workload":
-        kind = next((WORKLOADS[each] for each in lineage if each in WORKLOADS), kind)
-        yield from _wrapped((kind.__doc__ or "").strip(), "", "")
-    yield f"{group}={name} is {file_of(f'{group}/{name}')}\n"
-    if group == "cluster":
-        from launcher.config.profiles import find as find_profile
-
-        kind = cluster_class(find_profile(name).scheduler) or kind
-    within = [hint for hint in get_type_hints(kind).values() if is_dataclass(hint)]
-    for section in [KeySection(f"{group}.", "", kind), *(each for each in all_sections() if each.kind in within)]:
-        for key in _keys(section):
-            yield from row(key, values.get(key.name.removeprefix(f"{group}.")))
+def of_doctor(parser: Parser) -> None:
+    """Check what a run needs here: versions, the scheduler and its limits, GPUs, the folder of runs, ports and host
+    names. Each line is ok, a warning or a problem, with what to do about it. Nothing is submitted, and no secret is
+    shown. Exits with 0 if there is no problem, else with 1."""
+    parser.add("--cluster", metavar="NAME", help="check this profile (default: the one that runs use)")
+    add_json(parser)
 
 
-def _keys(section: KeySection) -> list[Key]:
-    # Config groups (`cluster`, ...) are included. Their default is the option that the main config chooses.
-    chosen = _chosen() if section.kind is schema.Config else {}
-    keys = keys_of(section.kind, section.prefix)
-    return [
-        Key(key.name, key.doc, chosen.get(key.name)) if key.section else key
-        for key in keys
-        if not key.section or key.name in chosen
-    ]
+def of_complete(parser: Parser) -> None:
+    """Set up your shell, so that the Tab key completes commands, their options, run ids and KEY=VALUE after `launcher`
+    and `python -m launcher`."""
+    parser.usage = "%(prog)s [--install [SHELL] | --print SHELL]"
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--install", nargs="?", const="", metavar="SHELL",
+        help="set up every new shell: bash, zsh or fish (default: the one in $SHELL)",
+    )  # fmt: skip
+    what.add_argument("--print", dest="shell", metavar="SHELL", help="only print the script that the shell must load")
+    what.add_argument("--candidates", action="store_true", help="used by the script: list completions")
 
 
-def _chosen() -> Mapping[str, str]:
-    pairs = [each for each in _read(resource("conf") / "config.yaml")["defaults"] if isinstance(each, dict)]
-    return {group: written(name) for pair in pairs for group, name in pair.items() if group in GROUPS}
-
-
-def _values(group: str, name: str) -> tuple[list[str], dict[str, str]]:
-    known = choices(group)
-    if name not in known:
-        raise ConfigError(f"there is no {group}={name}.{near(name, known)} Known: {', '.join(known)}")
-    values = _read(file_of(f"{group}/{name}"))
-    lineage, found = [name], dict[str, str]()
-    for parent in values.pop("defaults", []):
-        if isinstance(parent, str) and not parent.startswith(("_", "/")) and parent != name:
-            names, theirs = _values(group, parent)
-            lineage, found = [*lineage, *names], {**found, **theirs}
-    for key, value in values.items():
-        found[key] = written(value)
-        found |= {f"{key}.{name}": written(each) for name, each in value.items()} if isinstance(value, dict) else {}
-    return lineage, found
-
-
-def _read(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        with path.open("rb") as file:
-            values = yaml.safe_load(file)
-    except yaml.YAMLError as error:
-        raise ConfigError(in_yaml(error)) from None
-    return dict(values) if isinstance(values, dict) else {}
-
-
-def _wrapped(text: str, first: str, rest: str) -> Iterable[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+def of_help(parser: Parser) -> None:
+    """Explain WHAT. Without WHAT, show the keys that most runs need, and all commands."""
+    parser.add(
+        "words", metavar="WHAT", nargs="*", default=[],
+        help="a command, a key (nodes), a section of keys (launch), or an option of a group (cluster=slurm)",
+    )  # fmt: skip
+    parser.add("--all", action="store_true", dest="everything", help="show all keys, with their defaults")

@@ -24,7 +24,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from launcher.cli import ssh_forward
-from launcher.cli.commands import RUN_USAGE, remote_profiles
+from launcher.cli.commands import remote_profiles
+from launcher.cli.help import RUN_USAGE
 from launcher.cli.output import confirm, plan_table, print_commands, print_under, program
 from launcher.config import compose
 from launcher.config.compose import Composed

@@ -18,7 +18,7 @@ import pytest
 
 from launcher.cli import commands, status
 from launcher.cli.cancel_and_prune import short_job
-from launcher.cli.commands import ACTIONS
+from launcher.cli.help import ACTIONS, COMMANDS
 from launcher.errors import LauncherError
 from launcher.failures.codes import StopReason
 from launcher.monitoring import run_status
@@ -93,7 +93,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 # -- help
 
 
-@pytest.mark.parametrize("words", [*([name] for name in commands.COMMANDS), ["data", "fetch"]], ids=" ".join)
+@pytest.mark.parametrize("words", [*([name] for name in COMMANDS), ["data", "fetch"]], ids=" ".join)
 def test_help_fits_the_terminal_and_names_the_command(call: Call, words: list[str]) -> None:
     answer = call(*words, "--help")
     assert (answer.code, answer.error) == (0, "")
@@ -115,7 +115,7 @@ def test_a_command_loads_only_what_it_needs() -> None:
         "print(*sorted(name for name in sys.modules if name.startswith('launcher.')), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-S", "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True)
-    loaded = ["cli", "cli.commands", "errors", "units"]
+    loaded = ["cli", "cli.commands", "cli.help", "errors", "units"]
     assert done.stderr.splitlines() == ["[]", " ".join(f"launcher.{name}" for name in loaded)]
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from launcher.cli import commands, complete
 from launcher.cli.complete import candidates
+from launcher.cli.help import COMMANDS
 from launcher.errors import ConfigError
 from launcher.paths import PACKAGE
 from launcher.remote.clusters import note, remote_clusters
@@ -104,11 +105,11 @@ def test_what_is_offered(words: list[str], offered: list[str]) -> None:
 
 def test_the_first_word_may_be_a_command_a_group_or_a_key() -> None:
     offered = candidates([""])
-    assert {*commands.COMMANDS, "workload=", "cluster=", "nodes=", "checkpoint."} <= {*offered}
+    assert {*COMMANDS, "workload=", "cluster=", "nodes=", "checkpoint."} <= {*offered}
     assert len(offered) == len({*offered})
 
 
-@pytest.mark.parametrize("name", commands.COMMANDS)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_options_of_every_command(name: str) -> None:
     assert "--help" in candidates([name, "--"])
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher import __main__, __version__
-from launcher.cli.help import COMMON_KEYS
+from launcher.cli.key_help import COMMON_KEYS
 from launcher.config import keys as config_keys
 from launcher.paths import PACKAGE
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
-from launcher.cli import commands, submit
+from launcher.cli import submit
+from launcher.cli.help import Parser, of_run
 from launcher.cli.submit import script_overrides
 from launcher.errors import ConfigError
 from launcher.paths import PACKAGE
@@ -109,8 +110,8 @@ def test_a_command_to_copy_is_what_one_would_type(line: str) -> None:
     program, _, typed = line.partition("launcher ")
     name, *words = shlex.split(typed)
     if name == "run":
-        parser = commands.Parser("run", None)
-        commands.of_run(parser)
+        parser = Parser("run", None)
+        of_run(parser)
         given = parser.parse(words)
         behind = [] if given.arguments is None else ["--", *given.arguments]
         words = [*script_overrides(given.script, given.overrides, module=given.module), *behind]

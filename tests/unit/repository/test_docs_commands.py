@@ -20,7 +20,8 @@ from hydra.core.global_hydra import GlobalHydra
 
 from launcher.__main__ import main
 from launcher.cli import commands, multirun, submit
-from launcher.cli.commands import COMMANDS, function
+from launcher.cli.commands import function
+from launcher.cli.help import COMMANDS
 from launcher.cli.multirun import Multirun
 from launcher.submission import resume
 from tests.launch import ROOT
