@@ -25,8 +25,8 @@ from typing import IO, Any
 
 from launcher import attach
 from launcher.attach import HELLO, SECRET, SERVED, data_message, data_of, exchange
-from launcher.cli.run_progress import at_breakpoints
 from launcher.errors import NOT_ON_PATH, RunError
+from launcher.failures.tracebacks import main_thread
 from launcher.files.folder_checks import require_own
 from launcher.formatting import name_ranks, ranges
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, status_of
@@ -36,6 +36,7 @@ from launcher.rendezvous.rounds import find_leader
 from launcher.rendezvous.signed_channel import Channel, ChannelError
 from launcher.runs.directory import Attempt
 from launcher.runs.events import Breakpoint, Met, every
+from launcher.runs.history import at_breakpoints
 from launcher.runs.lookup import find
 from launcher.schedulers import registry
 from launcher.schedulers.base import Scheduler
@@ -191,19 +192,14 @@ class Group:
 
     ranks: tuple[Mapping[str, Any], ...]  # their reports: see `RequestHandler._stacks` in launcher/attach.py
     frames: tuple[Frame, ...]  # frames of the main thread, innermost call last; empty: the ranks wrote no stack
-    threads: tuple[int, ...]  # for each of these ranks, the number of its threads besides the main thread
 
 
-def parse_stacks(text: str) -> tuple[tuple[Frame, ...], int]:
-    """Parses faulthandler's output (innermost frame first, main thread last).
+def parse_stacks(text: str) -> tuple[Frame, ...]:
+    """Returns the main thread's frames in faulthandler's output, the innermost last; empty for an empty text.
 
-    Returns the frames of the main thread, innermost last, without the launcher's frames that call the user's code and
-    with one DEBUGGER frame for those of pdb; and the number of other threads. No frames and 0 for an empty text.
+    Without the launcher's frames that call the user's code, and with one DEBUGGER frame for those of pdb.
     """
-    threads = [thread for thread in re.split(r"\n\s*\n", text.strip()) if thread]
-    if not threads:
-        return (), 0
-    found = [match for line in threads[-1].splitlines() if (match := _FRAME.match(line))]
+    found = [match for line in main_thread(text) if (match := _FRAME.match(line))]
     frames = [Frame(m["path"], int(m["line"]) if m["line"].isdecimal() else 0, m["name"]) for m in found][::-1]
     ours = [
         place for place, frame in enumerate(frames[:-1])
@@ -214,19 +210,16 @@ def parse_stacks(text: str) -> tuple[tuple[Frame, ...], int]:
         if frame.path.endswith("/bdb.py") and number:
             frames = [*frames[:number], DEBUGGER]
             break
-    return tuple(frames), len(threads) - 1
+    return tuple(frames)
 
 
 def group_stacks(reports: Iterable[Mapping[str, Any]]) -> list[Group]:
     """Groups the stack reports of ranks by equal stacks. The smallest groups come first: they probably cause a hang."""
-    ranks: dict[tuple[Any, ...], list[tuple[Mapping[str, Any], int]]] = {}
+    ranks: dict[tuple[tuple[Frame, ...], str], list[Mapping[str, Any]]] = {}
     for report in sorted(reports, key=lambda each: int(each["rank"])):
-        frames, threads = parse_stacks(report["stack"])
-        ranks.setdefault((frames, "" if frames else report["state"]), []).append((report, threads))
-    groups = [
-        Group(tuple(report for report, _ in each), key[0], tuple(threads for _, threads in each))
-        for key, each in ranks.items()
-    ]
+        frames = parse_stacks(report["stack"])
+        ranks.setdefault((frames, "" if frames else report["state"]), []).append(report)
+    groups = [Group(tuple(found), frames) for (frames, _), found in ranks.items()]
     return sorted(groups, key=lambda each: (len(each.ranks), each.ranks[0]["rank"]))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.folder import best_of, newest_first
 from launcher.checkpoint.format import Manifest
-from launcher.cli.output import WIDTH, json_text, print_columns
+from launcher.cli.output import json_text, print_columns, terminal_width
 from launcher.errors import FAILED, ConfigError, near
 from launcher.formatting import brief, cut, flat, long_size, plural
 from launcher.plan.plan import JobPlan
@@ -151,39 +151,36 @@ def _files(plan: JobPlan) -> tuple[list[dict[str, Any]], str]:
 
 
 def _rows(place: NamedCheckpoints) -> Iterator[dict[str, Any]]:
-    manifests: dict[Path, Manifest] = {}
-    problems: dict[Path, list[str]] = {}
-    sizes: dict[Path, str] = {}
+    rows: list[tuple[dict[str, Any], Manifest | None]] = []
     aside = checkpoints.quarantined(place.folder) if place.folder.exists() else {}
     for path in [*checkpoints.candidates(place.folder), *aside]:
+        manifest = None
         try:
-            manifests[path] = checkpoints.read(path)
-            problems[path] = checkpoints.wrong_sizes(path, manifests[path])
-            sizes[path] = "wrong" if problems[path] else "right"
+            manifest = checkpoints.read(path)
+            problems = checkpoints.wrong_sizes(path, manifest)
+            sizes = "wrong" if problems else "right"
         except checkpoints.CheckpointError as error:
-            problems[path] = [str(error)]
-            sizes[path] = "unknown" if isinstance(error, checkpoints.CannotRead) else "wrong"
-        if problems[path] and path not in aside and checkpoints.was_removed(path):
-            del problems[path]
-            manifests.pop(path, None)
-    for path in aside:
-        problems[path] = checkpoints.quarantine_reasons(path) or problems[path]
-    good = newest_first(manifest for path, manifest in manifests.items() if path not in aside and not problems[path])
-    keys = place.plan.checkpoint if place.plan else None
-    newest = {manifest.step for manifest in good[: keys.keep if keys else 1]}
-    best = best_of(good, keys.best, keys.best_is) if keys else None
-    for path, found in problems.items():
-        manifest = manifests.get(path)
-        step = aside[path] if path in aside else checkpoints.step_of(path.name)
-        kept = {
-            "newest": step in newest and not found,
-            "best": best is not None and best.step == step and path not in aside,
-            "aside": path in aside,
-        }
-        row = {**ROW, "step": step, "path": str(path), "sizes": sizes[path], "aside": path in aside, "problems": found}
+            problems, sizes = [str(error)], "unknown" if isinstance(error, checkpoints.CannotRead) else "wrong"
+        if path in aside:
+            problems = checkpoints.quarantine_reasons(path) or problems
+        elif problems and checkpoints.was_removed(path):
+            continue
+        step = aside.get(path, checkpoints.step_of(path.name))
+        row = {**ROW, "step": step, "path": str(path), "sizes": sizes, "aside": path in aside, "problems": problems}
         if manifest is not None:
             row |= {"age": time.time() - manifest.time, "bytes": manifest.size, "world_size": manifest.world_size}
             row |= {"attempt": manifest.attempt, "metrics": manifest.metrics}
+        rows.append((row, manifest))
+    good = newest_first(each for row, each in rows if each is not None and not (row["aside"] or row["problems"]))
+    keys = place.plan.checkpoint if place.plan else None
+    newest = {manifest.step for manifest in good[: keys.keep if keys else 1]}
+    best = best_of(good, keys.best, keys.best_is) if keys else None
+    for row, _ in rows:
+        kept = {
+            "newest": row["step"] in newest and not row["problems"],
+            "best": best is not None and best.step == row["step"] and not row["aside"],
+            "aside": row["aside"],
+        }
         yield {**row, "kept_as": [name for name, holds in kept.items() if holds]}
 
 
@@ -210,7 +207,7 @@ def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
         if found := flat(table):
             print(f"\n{title}")
         for name, value in found.items():
-            print(cut(f"  {name}: {value}", WIDTH))
+            print(cut(f"  {name}: {value}", terminal_width()))
     print()
     rows = [
         (entry["name"], entry["dtype"], "x".join(map(str, entry["shape"])) or "scalar", str(len(entry["shards"])))

@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from launcher.cli.run_progress import RunBars, wait_until_readable
+from launcher.cli.progress_bars import RunBars, wait_until_readable
 from launcher.errors import NoRunError, RunError
 from launcher.formatting import plural, ranges, write_output
 from launcher.runs.directory import Attempt, Run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -24,9 +25,12 @@ if TYPE_CHECKING:
     from launcher.plan.plan import JobPlan
     from launcher.runs.sweep_directory import Sweep
 
-WIDTH = 80
 LONGEST_CELL = 24  # characters of a value in a table of points
 LONGEST_METRIC = 200  # characters of a value; result.json has all of it
+
+
+def terminal_width() -> int:
+    return shutil.get_terminal_size((80, 24)).columns
 
 
 def at_blanks(text: str, width: int) -> list[str]:
@@ -36,29 +40,44 @@ def at_blanks(text: str, width: int) -> list[str]:
 def table(
     rows: Sequence[Sequence[str]], *, wraps: int | None = None, wrap: Callable[[str, int], list[str]] = at_blanks,
     indent: int = 0,
-) -> list[list[str]]:  # fmt: skip
-    """Returns the lines of each row, aligned, the headings first. No cell is shortened.
+) -> list[str]:  # fmt: skip
+    """Returns the lines of a table, the headings first. No cell is shortened.
 
-    wraps: column whose cells are wrapped (to 20 characters, if need be) so that a line fits WIDTH; None: none.
+    wraps: column whose cells are wrapped (to 20 characters, if need be) so that a line fits the terminal; None: none.
     """
     cells = [[one_line(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = _widths(cells)
     if wraps is not None:
-        room = WIDTH - indent - sum(widths) + widths[wraps] - 2 * (len(widths) - 1)
+        room = terminal_width() - indent - sum(widths) + widths[wraps] - 2 * (len(widths) - 1)
         widths[wraps] = min(widths[wraps], max(room, 20))
-
-    def of(row: list[str]) -> list[str]:
+    lines = []
+    for row in cells:
         parts = [wrap(cell, widths[column]) if column == wraps else [cell] for column, cell in enumerate(row)]
-        lines = zip_longest(*parts, fillvalue="")
-        return [(" " * indent + "  ".join(map(str.ljust, line, widths))).rstrip() for line in lines]
+        for line in zip_longest(*parts, fillvalue=""):
+            lines.append((" " * indent + "  ".join(map(str.ljust, line, widths))).rstrip())
+    return lines
 
-    return [of(row) for row in cells]
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(len(one_line(cell)) for cell in column) for column in zip(*rows, strict=True)]
+
+
+def fitting(rows: Sequence[Sequence[str]], optional: Sequence[int]) -> list[int]:
+    """Returns the columns of a table that fit the terminal; optional: those that may be left out, the best first."""
+    widths = [each + 2 for each in _widths(rows)]
+    shown = set(range(len(widths))).difference(optional)
+    room = terminal_width() + 2 - sum(widths[column] for column in shown)
+    for column in optional:
+        if widths[column] <= room:
+            room -= widths[column]
+            shown.add(column)
+    return sorted(shown)
 
 
 def labelled(label: str, text: str, *, column: int = 11) -> list[str]:
     """Wraps a text into lines that start in this column, the first one behind a label. Long words are not broken."""
     return textwrap.wrap(
-        clean(text), WIDTH, initial_indent=f"{label:<{column}}", subsequent_indent=" " * column,
+        clean(text), terminal_width(), initial_indent=f"{label:<{column}}", subsequent_indent=" " * column,
         break_long_words=False, break_on_hyphens=False,
     ) or [label]  # fmt: skip
 
@@ -69,8 +88,7 @@ def print_under(label: str, lines: Iterable[str]) -> None:
 
 
 def print_columns(rows: Sequence[Sequence[str]], *, wraps: int | None = None) -> None:
-    for lines in table(rows, wraps=wraps):
-        print(*lines, sep="\n")
+    print(*table(rows, wraps=wraps), sep="\n")
 
 
 def json_text(value: Any) -> str:

@@ -17,7 +17,7 @@ from datetime import date
 from pathlib import Path
 
 from launcher.cli.output import print_columns
-from launcher.cli.run_progress import Rate, of_download, shown
+from launcher.cli.progress_bars import Rate, of_download, shown
 from launcher.config import profiles
 from launcher.errors import FAILED, ConfigError, LauncherError, RunError, near, program
 from launcher.formatting import rough_size

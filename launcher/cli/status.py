@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shutil
 import sys
 import time
 from argparse import Namespace
@@ -20,8 +19,8 @@ from typing import Any
 
 from launcher.cli.cancel_and_prune import Orphan, Orphans, in_batches, short_job
 from launcher.cli.commands import remote_profiles
-from launcher.cli.output import WIDTH, cause, ending, json_text, print_columns, print_unreadable, program, table
-from launcher.cli.run_progress import elapsed, on_terminal, progress_of, timed, wait_until_readable
+from launcher.cli.output import cause, ending, fitting, json_text, print_columns, print_unreadable, program, table
+from launcher.cli.progress_bars import on_terminal, rate_of, timed, wait_until_readable
 from launcher.cli.ssh_forward import RemoteRows
 from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.failures.messages import of_restored
@@ -32,8 +31,8 @@ from launcher.monitoring.sweep_status import CANCELLING, DAMAGED, LIVE, ORPHANED
 from launcher.paths import default_runs_dir
 from launcher.runs import live_runs_index, lookup, sweep_directory
 from launcher.runs.directory import Run
-from launcher.runs.events import Ended, Met, Progress, Resized, Restored, Started, last
-from launcher.runs.history import remarks
+from launcher.runs.events import Ended, Met, Progress, Resized, Restored, Saved, Started, every, last
+from launcher.runs.history import at_breakpoints, elapsed, remarks
 from launcher.runs.lease_and_locks import SILENCE
 from launcher.runs.lookup import find_either, may_have, newest
 from launcher.runs.sweep_directory import Sweep
@@ -83,8 +82,7 @@ def run(arguments: Namespace) -> int:
         for line in view.silent.values():
             print(line)
         return 0
-    for line in runs_table(view.rows, shutil.get_terminal_size((WIDTH, 24)).columns):
-        print(line)
+    print(*runs_table(view.rows), sep="\n")
     for row in view.rows:
         if waits := breakpoints(row):
             print(f"\n{one_line(row['run'])}: {waits}")
@@ -106,21 +104,15 @@ def _none_in(folder: Path) -> str:
 # -- The table
 
 
-def runs_table(rows: Sequence[Row], width: int = WIDTH) -> list[str]:
-    """Returns the lines of `status --json`'s rows as a table, without columns that are empty or do not fit `width`."""
-    columns = {head: [one_line(cell(row)) for row in rows] for head, cell in COLUMNS.items()}
+def runs_table(rows: Sequence[Row]) -> list[str]:
+    """Returns the lines of `status --json`'s rows as a table, without columns that are empty or do not fit."""
+    columns = {head: [head, *map(cell, rows)] for head, cell in COLUMNS.items()}
     if not any(row.get("remote") for row in rows):
         del columns["CLUSTER"]
-    shown = {head: cells for head, cells in columns.items() if head in ALWAYS or any(each != "-" for each in cells)}
-    widths = {head: max(map(len, [head, *cells])) for head, cells in shown.items()}
-    room = width + 2 - sum(widths[head] + 2 for head in ALWAYS)
-    for head in [each for each in OTHERS if each in widths]:
-        if widths[head] + 2 <= room:
-            room -= widths[head] + 2
-        else:
-            del widths[head]
-    lines = [list(widths), *([shown[head][number] for head in widths] for number in range(len(rows)))]
-    return [line for (line,) in table(lines)]
+    shown = [head for head, cells in columns.items() if head not in OTHERS or any(each != "-" for each in cells[1:])]
+    lines = list(zip(*(columns[head] for head in shown), strict=True))
+    fit = fitting(lines, [shown.index(head) for head in OTHERS if head in shown])
+    return table([[line[column] for column in fit] for line in lines])
 
 
 def state(row: Row) -> str:
@@ -160,8 +152,7 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "ETA": lambda row: brief(row["needs"]),
     "CHECKPOINT": _saved,
 }
-ALWAYS = ("RUN", "STATE")
-OTHERS = (  # the most useful first
+OTHERS = (  # than RUN and STATE, which are always shown; the most useful first
     "CLUSTER", "STEP", "TIME LEFT", "TIME", "WHY", "CHECKPOINT", "ATTEMPT", "NODES", "ETA", "JOB",
 )  # fmt: skip
 
@@ -170,10 +161,18 @@ OTHERS = (  # the most useful first
 
 
 RECENT = 20  # runs that are over and are shown without --all
-KEYS = (
-    "run", "state", "job", "cluster", "nodes", "spares", "ranks", "attempt", "step", "steps", "percent", "rate",
-    "needs", "elapsed", "left", "breakpoints", "checkpoint", "checkpoint_age", "restored", "reason", "cause", "kind",
-    "code", "stop", "stays", "unanswered", "answer_age", "before", "updated", "directory",
+KEYS = (  # a value is None if it is unknown or does not apply
+    "run", "state", "job", "cluster", "nodes", "spares", "ranks", "attempt",
+    "step", "steps",  # steps done, as the program reports them, and their total
+    "percent",  # of steps done, rounded down; 100 only when all are done
+    "rate",  # steps per second of the later half of the attempt's steps, with saves and evaluations
+    "needs",  # seconds that the remaining steps will take at this rate
+    "elapsed",  # seconds since the last attempt started or, if that has ended, its duration
+    "left",  # seconds left of the attempt's wall time
+    "breakpoints",  # the ranks that wait at a breakpoint; `needs` is then unknown
+    "checkpoint", "checkpoint_age",  # steps done in the last checkpoint; seconds since it was written
+    "restored", "reason", "cause", "kind", "code", "stop", "stays", "unanswered", "answer_age", "before", "updated",
+    "directory",
 )  # fmt: skip
 CODES = ("kind", "code", "stop", "stays")  # columns with the codes of the cause, for programs
 UNREADABLE = "unreadable"
@@ -332,7 +331,7 @@ def _row_of(seen: RunStatus) -> Row:
     nodes, spares, ranks = _size(seen)
     restored = seen.history.last(Restored)
     return {
-        **dict.fromkeys(KEYS), **progress_of(seen, now), **codes,
+        **progress_of(seen, now), **codes,
         "run": seen.run.id, "state": _state(seen), "job": seen.history.job_id, "cluster": seen.plan.cluster.name,
         "nodes": nodes, "spares": spares, "ranks": ranks, "attempt": seen.history.attempt,
         "restored": restored and {"step": restored.step, "memory": restored.memory, "redone": restored.redone},
@@ -414,6 +413,56 @@ def _state(seen: RunStatus) -> str:
     if seen.history.cancelled and not seen.state.over:
         return CANCELLING
     return seen.state.value
+
+
+# -- How far a run is: steps, rate, time left and checkpoints, from its events
+
+
+def progress_of(seen: RunStatus, now: float) -> Row:
+    """Returns a row with all that is known of how far a run is."""
+    events, running = seen.history.events, seen.state is RunState.RUNNING
+    found: Row = dict.fromkeys(KEYS)
+    if rate := rate_of([(event.time, event.step) for event in every(events, Progress)]):
+        found["rate"] = round(rate, 4)
+    at = at_breakpoints(events) if seen.plan.debugs and running else {}
+    found["breakpoints"] = [
+        {"rank": rank, "host": each.host, "where": each.where, "seconds": max(0, int(now - each.time))}
+        for rank, each in sorted(at.items())
+    ]
+    if (progress := seen.progress) is not None:
+        found["step"] = step = int(progress.step)
+        if (steps := int(progress.total)) > 0:
+            found |= {"steps": steps, "percent": min(100, 100 * step // steps)}
+            if running and rate and not at:
+                found["needs"] = max(0, round((steps - step) / rate - (now - progress.time)))
+    found["elapsed"] = elapsed(events, now, over=seen.state.over or seen.state is RunState.QUEUED)
+    saved = (event.step, event.time) if (event := seen.history.last(Saved)) else None
+    if saved is None and seen.history.attempt is not None and seen.state is not RunState.DONE:
+        saved = saved_before(seen.plan.checkpoint.dir)
+    if saved is not None:
+        found |= {"checkpoint": saved[0], "checkpoint_age": max(0, int(now - saved[1]))}
+    return {**found, "left": _time_left(seen, now, saved is not None)}
+
+
+def _time_left(seen: RunStatus, now: float, saves: bool) -> int | None:
+    # Returns the seconds left of the attempt's wall time; None: nothing ends the run when that is over
+    if seen.state is not RunState.RUNNING:
+        return None
+    if seen.left is not None:  # the limit may have changed since the submission
+        return seen.left
+    started = seen.history.last(Started)
+    if started is None or not (seen.plan.queued or saves or seen.plan.program_resumes):
+        return None
+    return max(0, int(started.time + seen.plan.time - now))
+
+
+def saved_before(folder: str) -> tuple[int, float] | None:
+    """Returns step and mtime (since the epoch) of a folder's newest checkpoint, by names alone; None: none is seen."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        steps = {int(each.name[5:]): each for each in entries if each.name[:5] == "step-" and each.name[5:].isdecimal()}
+        if steps:
+            return max(steps), steps[max(steps)].stat().st_mtime
+    return None
 
 
 # -- Details of runs, and what is said below the table
@@ -581,13 +630,13 @@ def _live(rows: Rows) -> None:
     console = Console(file=raw(sys.stdout), highlight=False)
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         for view in _views(rows):
-            lines = picture(view, console.width, console.height)
+            lines = picture(view, console.height)
             live.update(Text("\n".join(lines), no_wrap=True, overflow="crop"), refresh=True)
 
 
-def picture(view: View, width: int, height: int) -> list[str]:
+def picture(view: View, height: int) -> list[str]:
     """Returns the lines of the table of the runs, cut to the height of the terminal."""
     room = max(1, height - 4)
-    lines = runs_table(view.rows[:room], width)
+    lines = runs_table(view.rows[:room])
     lines += [f"... and {len(view.rows) - room} more, which do not fit"] if len(view.rows) > room else []
     return [*lines, *map(one_line, (*unanswered(view), *view.silent.values()))]

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.output import (
     LONGEST_CELL,
-    WIDTH,
     cause_of_point,
     confirm,
+    fitting,
     json_text,
     metric_text,
     no_pilot,
     print_columns,
     program,
     table,
+    terminal_width,
 )
-from launcher.cli.run_progress import elapsed
 from launcher.errors import ConfigError, near
 from launcher.files.folder_checks import require_own
 from launcher.formatting import cut, flat, format_time, plural, ranges
@@ -45,6 +45,7 @@ from launcher.paths import default_runs_dir
 from launcher.plan import build
 from launcher.runs.directory import Run
 from launcher.runs.events import Fault
+from launcher.runs.history import elapsed
 from launcher.runs.lookup import all_sweeps, find_sweep
 from launcher.runs.sweep_directory import (
     Journal,
@@ -206,7 +207,7 @@ def row(each: PointStatus) -> dict[str, Any]:
 
 
 def points_table(shown: Sequence[PointStatus], keys: Sequence[str]) -> list[str]:
-    """Returns the lines of a table of points, each at most WIDTH characters wide; empty: there are no points."""
+    """Returns the lines of a table of points, cut at the terminal's width; empty: there are no points."""
     if not shown:
         return []
     rows = [("POINT", "STATE", "STEP", "ELAPSED", "VALUES")]
@@ -220,16 +221,16 @@ def points_table(shown: Sequence[PointStatus], keys: Sequence[str]) -> list[str]
         ))  # fmt: skip
     lines, indent = [], max(len(number) for number, *_ in rows) + 2
     causes = (None, *(values["cause"] for values in found))
-    for (line,), cause in zip(table(rows), causes, strict=True):
-        lines += [cut(line, WIDTH), *(indented(cause, indent) if cause else ())]
+    for line, cause in zip(table(rows), causes, strict=True):
+        lines += [cut(line, terminal_width()), *(indented(cause, indent) if cause else ())]
     return lines
 
 
 def indented(text: str, spaces: int) -> list[str]:
-    """Wraps a text into at most two lines of WIDTH characters, each indented by `spaces`; ` ...` marks a cut."""
-    indent = " " * spaces
+    """Wraps a text into at most two lines, each indented by `spaces`; ` ...` marks a cut."""
+    indent, room = " " * spaces, max(terminal_width(), spaces + 20)
     words = " ".join(text.split())
-    return textwrap.wrap(words, WIDTH, initial_indent=indent, subsequent_indent=indent, max_lines=2, placeholder=" ...")
+    return textwrap.wrap(words, room, initial_indent=indent, subsequent_indent=indent, max_lines=2, placeholder=" ...")
 
 
 # -- `sweep results`: prints the points of a sweep with their metrics, the best one first
@@ -269,7 +270,7 @@ def show_results(
         _write_csv(csv, (*done, *rest), keys, metrics)
         return 0
     if done:
-        _print_table(done, keys, metrics, order, manifest)
+        _print_table(done, keys, metrics, order.metric, manifest.objective)
     if search is not None and (rungs := rung_lines(rungs_of(search[0], search[1]))):
         print()
         print_columns(rungs)
@@ -312,50 +313,34 @@ def ranking(metrics: Mapping[int, Mapping[str, Any]], order: Order) -> list[int]
     return sorted(sorted(metrics), key=place)
 
 
-def columns(metrics: Mapping[int, Mapping[str, Any]], first: Sequence[str], room: int) -> tuple[list[str], list[str]]:
-    """Chooses the metrics that the table shows: `first`, then those in which points differ, as far as they fit.
-
-    room: width of all columns, with two spaces before each. Returns also the metrics that are left out.
-    """
-    known = names_of(metrics.values())
-    values = {name: [each.get(name) for each in metrics.values()] for name in known}
-    plain = [name for name in known if not any(isinstance(value, (list, tuple)) for value in values[name])]
-    varied = [name for name in plain if len(metrics) == 1 or len({repr(value) for value in values[name]}) > 1]
-    shown: list[str] = []
-    for name in dict.fromkeys((*(each for each in first if each in known), *varied)):
-        width = 2 + max(len(name), *(len(metric_text(value)) for value in values[name]))
-        if name in first or width <= room:
-            shown.append(name)
-            room -= width
-    return shown, [name for name in known if name not in shown]
-
-
 def _print_table(
-    done: Sequence[PointStatus], keys: Sequence[str], metrics: Mapping[int, Mapping[str, Any]], order: Order,
-    manifest: SweepManifest,
+    done: Sequence[PointStatus], keys: Sequence[str], metrics: Mapping[int, Mapping[str, Any]], sorted_by: str | None,
+    objective: Sequence[str],
 ) -> None:  # fmt: skip
-    wanted = [*([order.metric] if order.metric else []), *manifest.objective]
-    lines = [("POINT", *(key.removeprefix("workload.") for key in keys))]
+    # The metrics of the objective, and as far as they fit the keys, then the metrics in which points differ
+    values = {name: [each.get(name) for each in metrics.values()] for name in names_of(metrics.values())}
+    first = [name for name in dict.fromkeys((sorted_by, *objective)) if name in values]
+    varied = [
+        name for name, found in values.items()
+        if name not in first and not any(isinstance(value, (list, tuple)) for value in found)
+        and (len(done) == 1 or len(set(map(repr, found))) > 1)
+    ]  # fmt: skip
+    heads = ["POINT", *keys, *first, *varied]
+    rows = [[head.removeprefix("workload.") for head in heads]]
     for place, each in enumerate(done):
-        own, index = values_of(each.point.overrides, keys), each.point.index
-        mark = " best" if place == 0 and order.metric in metrics[index] else ""
-        lines.append((f"{index}{mark}", *(cut(own.get(key, "-"), LONGEST_CELL) for key in keys)))
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    least = sum(2 + max(len(name), 8) for name in wanted)
-    while len(widths) > 1 and sum(widths) + 2 * len(widths) + least > WIDTH:
-        widths.pop()
-    omitted = list(keys)[len(widths) - 1 :]
-    room = WIDTH - sum(widths) - 2 * (len(widths) - 1)
-    shown, left = columns({each.point.index: metrics[each.point.index] for each in done}, wanted, room)
-    body = [
-        (*line[: len(widths)], *(metric_text(metrics[each.point.index].get(name)) for name in shown))
-        for line, each in zip(lines[1:], done, strict=True)
-    ]
-    print_columns([(*lines[0][: len(widths)], *shown), *body])
-    if omitted or left:
+        own, found = values_of(each.point.overrides, keys), metrics[each.point.index]
+        best = " best" if place == 0 and sorted_by in found else ""
+        cells = [cut(own.get(key, "-"), LONGEST_CELL) for key in keys]
+        rows.append(
+            [f"{each.point.index}{best}", *cells, *(metric_text(found.get(name)) for name in (*first, *varied))]
+        )
+    behind_keys = 1 + len(keys)
+    fit = fitting(rows, [*range(1, behind_keys), *range(behind_keys + len(first), len(heads))])
+    print_columns([[row[column] for column in fit] for row in rows])
+    shown = {heads[column] for column in fit}
+    if left := [name for name in (*keys, *values) if name not in shown]:
         print()
-        for line in indented(f"left out, --csv has them: {', '.join((*omitted, *left))}", 0):
-            print(line)
+        print(*indented(f"left out, --csv has them: {', '.join(left)}", 0), sep="\n")
 
 
 def _print_others(sweep: Sweep, seen: Sequence[PointStatus], keys: Sequence[str]) -> None:
@@ -363,7 +348,12 @@ def _print_others(sweep: Sweep, seen: Sequence[PointStatus], keys: Sequence[str]
     if ended:
         print()
     for each in ended[:FAILURES]:
-        print(cut(f"point {each.point.index} {each.state}: {label(each.point.overrides, keys)}".rstrip(": "), WIDTH))
+        print(
+            cut(
+                f"point {each.point.index} {each.state}: {label(each.point.overrides, keys)}".rstrip(": "),
+                terminal_width(),
+            )
+        )
         if cause := row(each)["cause"]:
             for line in indented(str(cause), 2):
                 print(line)

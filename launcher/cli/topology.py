@@ -7,11 +7,11 @@ import socket
 import textwrap
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
-from itertools import chain, zip_longest
+from itertools import zip_longest
 
 from launcher.binding import hardware, masks
 from launcher.binding.hardware import Node
-from launcher.cli.output import WIDTH, print_unreadable, table
+from launcher.cli.output import print_unreadable, table, terminal_width
 from launcher.errors import ConfigError, RunError
 from launcher.failures.codes import Unbound
 from launcher.formatting import name_ranks
@@ -69,7 +69,7 @@ def node_tables(bindings: Sequence[Bound], devices: Mapping[str, Sequence[str]] 
     for each in bindings:
         same = (each.node, each.allowed, each.unbound, tuple((rank.cpus, rank.gpu, rank.nic) for rank in each.ranks))
         alike.setdefault(same, []).append(each)
-    lines = textwrap.wrap(note, WIDTH) if (note := differing_bindings(bindings)) else []
+    lines = textwrap.wrap(note, terminal_width()) if (note := differing_bindings(bindings)) else []
     for group in alike.values():
         lines += ["", *_of_group(group, devices)] if lines else _of_group(group, devices)
     return lines
@@ -79,12 +79,14 @@ def _of_group(group: Sequence[Bound], devices: Mapping[str, Sequence[str]] | Non
     first = group[0]
     names = list(dict.fromkeys(each.host for each in group))
     hosts = ", ".join(names[:_HOSTS]) + (f" and {len(names) - _HOSTS} more" if names[_HOSTS:] else "")
-    lines = textwrap.wrap(f"{hosts}: {first.node or 'its hardware is not known'}", WIDTH, subsequent_indent="  ")
+    lines = textwrap.wrap(
+        f"{hosts}: {first.node or 'its hardware is not known'}", terminal_width(), subsequent_indent="  "
+    )
     head = "  the job may use CPUs "
-    cpus = _wrapped(first.allowed.split(","), WIDTH - len(head))
+    cpus = _wrapped(first.allowed.split(","), terminal_width() - len(head))
     lines += [f"{'' if place else head:<{len(head)}}{line}" for place, line in enumerate(cpus)]
     if first.unbound is not None:
-        lines += textwrap.wrap(f"  no rank is bound: {first.unbound.text}", WIDTH, subsequent_indent="    ")
+        lines += textwrap.wrap(f"  no rank is bound: {first.unbound.text}", terminal_width(), subsequent_indent="    ")
     if first.numas:
         lines += ["", *_of_numas(first.numas, _of_ranks(first) if devices is None else devices)]
     shared = len(group) > 1
@@ -93,7 +95,7 @@ def _of_group(group: Sequence[Bound], devices: Mapping[str, Sequence[str]] | Non
         name = f"local {place}" if shared else str(rank.rank)
         rows.append((name, str(rank.cores or "-"), rank.cpus, rank.numa or "-", _gpu(rank), rank.nic or "-"))
     of_rows = table(rows, wraps=2, wrap=lambda text, room: _wrapped(text.split(","), room), indent=2)
-    lines += ["", *chain.from_iterable(of_rows)]
+    lines += ["", *of_rows]
     if shared:
         firsts = [each.ranks[0].rank for each in group]
         more = f" and {len(firsts) - _HOSTS} more" if firsts[_HOSTS:] else ""
@@ -111,7 +113,7 @@ def _of_numas(numas: Mapping[str, str], devices: Mapping[str, Sequence[str]]) ->
     for numa, cpus in numas.items():
         cells = [numa], _wrapped(cpus.split(","), _CELL), _wrapped(devices.get(numa, ()), _CELL)
         rows += zip_longest(*cells, fillvalue="")
-    return list(chain.from_iterable(table(rows, indent=2)))
+    return table(rows, indent=2)
 
 
 def _of_ranks(bound: Bound) -> dict[str, list[str]]:

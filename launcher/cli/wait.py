@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from launcher.cli.output import cause_of_point, metric_text, no_pilot, outcome, program
-from launcher.cli.run_progress import Rate, of_training, on_terminal, shown, time_left, timed, wait_until_readable
+from launcher.cli.progress_bars import Rate, of_training, on_terminal, shown, time_left, timed, wait_until_readable
 from launcher.errors import DONE, FAILED, INTERRUPTED, RESUME, LauncherError, UnavailableError
 from launcher.formatting import flat, ranges
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, status_of

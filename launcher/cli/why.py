@@ -6,17 +6,16 @@ import time
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from itertools import chain
 from typing import Any
 
 from launcher.cli.output import cause, json_text, labelled, print_unreadable, program, table
-from launcher.cli.run_progress import elapsed
 from launcher.errors import RunError
 from launcher.formatting import format_time, plural
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, rerun, status_of
 from launcher.monitoring.sweep_status import WAITING, not_begun
 from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Run
+from launcher.runs.history import elapsed
 from launcher.runs.lookup import find
 from launcher.runs.point_claims import ClaimsReader
 from launcher.runs.sweep_directory import Sweep, sweep_of
@@ -55,8 +54,7 @@ def shown(found: Explanation, now: float) -> str:
             last = name
     if found.tried:
         tried = [(" ".join(each.overrides) or "as it is", _start(each, now), each.note) for each in found.tried]
-        columns = table([("CHANGE", "WOULD START", "NOTE"), *tried], wraps=2, indent=2)
-        lines += ["", *chain.from_iterable(columns)]
+        lines += ["", *table([("CHANGE", "WOULD START", "NOTE"), *tried], wraps=2, indent=2)]
     if found.commands:
         lines += ["", "Smallest change that starts clearly sooner (its place in the queue is lost):"]
         lines += [f"  {command}" for command in found.commands]

@@ -92,10 +92,13 @@ def before_crash(lines: Sequence[str]) -> list[str]:
     return list(lines[:begin])
 
 
+def main_thread(stack: str) -> list[str]:
+    return re.split(r"\n\s*\n", stack.strip())[-1].splitlines()  # faulthandler writes the main thread last
+
+
 def main_frames(stack: str) -> tuple[str, ...]:
     """Returns the main thread's newest frames in faulthandler's output, but ours; its first line if it has none."""
-    main = re.split(r"\n\s*\n", stack.strip())[-1]
-    frames = [line.strip() for line in main.splitlines() if line.lstrip().startswith("File ")]
+    frames = [line.strip() for line in main_thread(stack) if line.lstrip().startswith("File ")]
     end = next((at for at, line in enumerate(frames) if line.endswith("in _run_workload")), len(frames))
     kept = frames[:end] or frames
     own = [line for line in kept if not _LAUNCHER.search(line)]

@@ -214,6 +214,24 @@ def first_fault(entries: Iterable[Mapping[str, Any]]) -> kinds.Fault | kinds.Set
     return None
 
 
+def elapsed(events: Sequence[Mapping[str, Any]], now: float, *, over: bool) -> int | None:
+    """Returns for how many seconds an attempt has run; None: unknown. The clock of its node may be ahead of ours."""
+    return max(0, int((events[-1]["time"] if over else now) - events[0]["time"])) if events else None
+
+
+def at_breakpoints(events: Iterable[Mapping[str, Any]]) -> dict[int, kinds.Breakpoint]:
+    """Returns, by rank, the `breakpoint` events of an attempt's ranks that wait at a breakpoint now."""
+    found: dict[int, kinds.Breakpoint] = {}
+    for event in kinds.known(events):
+        if isinstance(event, kinds.Breakpoint):
+            found[event.rank] = event
+        elif isinstance(event, kinds.Continued):
+            found.pop(event.rank, None)
+        elif isinstance(event, kinds.Restart):  # the processes of the round before are gone
+            found.clear()
+    return found
+
+
 # -- Where the ranks of an attempt ran, and what its events tell besides: preflights, GPUs that are not used
 
 

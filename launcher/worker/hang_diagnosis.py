@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import processes
+from launcher.failures.tracebacks import main_thread
 from launcher.files.json_types import from_json
 from launcher.formatting import name_ranks
 from launcher.runs.events import Accused
@@ -269,7 +270,7 @@ def waits(stack: str) -> bool:
 
 def newest_frame(stack: str) -> str:
     """Returns the line of the main thread's newest frame: all that a leader of many ranks can take of a stack."""
-    main = re.split(r"\n\s*\n", stack.strip())[-1].splitlines()  # faulthandler writes the main thread last
+    main = main_thread(stack)
     return next((line for line in main if line.lstrip().startswith("File ")), "".join(main[:1]))
 
 

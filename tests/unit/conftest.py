@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import run_progress, status, wait
+from launcher.cli import progress_bars, status, wait
 from launcher.cli import sweep as sweep_command
 from launcher.monitoring import run_status
 from launcher.runs import event_files
@@ -64,4 +64,4 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FileServer:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock that the test sets, for the modules that determine and show the states of runs, and write events."""
-    return Clock(monkeypatch, job_cache, event_files, run_status, run_progress, status, sweep_command, wait)
+    return Clock(monkeypatch, job_cache, event_files, run_status, progress_bars, status, sweep_command, wait)

@@ -15,11 +15,11 @@ from launcher import attach as node_session
 from launcher.attach import RankProcess, RequestHandler, initial_environment
 from launcher.cli import attach as connect
 from launcher.cli.attach import _members
-from launcher.cli.run_progress import at_breakpoints
 from launcher.paths import own_module
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_files import entry
 from launcher.runs.events import Met
+from launcher.runs.history import at_breakpoints
 from launcher.worker.hang_diagnosis import Stacks
 from tests.launch import until
 from tests.unit.plans import bare_plan

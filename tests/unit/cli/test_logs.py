@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import commands, logs, run_progress
+from launcher.cli import commands, logs, progress_bars
 from launcher.errors import RunError
 from launcher.paths import PACKAGE
 from launcher.runs import event_files
@@ -170,7 +170,7 @@ def test_a_file_server_that_is_silent_at_first_ends_nothing(
 ) -> None:  # fmt: skip
     attempt(run, 0, "7", out_0="a\n")
     monkeypatch.setattr(logs, "_is_over", lambda _: lambda: True)
-    monkeypatch.setattr(run_progress.time, "sleep", lambda _: server.recover())
+    monkeypatch.setattr(progress_bars.time, "sleep", lambda _: server.recover())
     server.fail(run.path / "attempts")
     monkeypatch.setattr(logs, "find_either", lambda *_: run)
     assert commands.main(["logs", "a", "-f", *words]) == 0
@@ -221,7 +221,7 @@ def test_a_file_server_that_is_silent_for_a_while_ends_nothing(
     monkeypatch.setattr(logs, "_is_over", lambda _: over)
     monkeypatch.setattr(logs, "QUIET", 0.0)
     monkeypatch.setattr("launcher.schedulers.job_cache.interval", lambda *_: 0.0)
-    monkeypatch.setattr(run_progress.time, "sleep", sleep)
+    monkeypatch.setattr(progress_bars.time, "sleep", sleep)
     assert commands.main(["logs", "a", "-f"]) == 0
     printed = capsys.readouterr()
     assert printed.out == "[0] a\n"

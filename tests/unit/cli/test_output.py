@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.output import bound_to, confirm, json_text
+from launcher.cli.output import bound_to, confirm, fitting, json_text, labelled, table
 from launcher.config.schema import LaunchMode
 from launcher.plan.limits import Cost
 from tests.unit.plans import plan_of
@@ -46,3 +46,25 @@ def test_without_an_input_nobody_is_asked(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr("sys.stdin", None)  # as Python has it after `<&-`
     confirm(["8 GPUs"], Cost(gpu_hours=8.0), 1.0, yes=False)
     assert "8 GPUs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("width", "optional", "shown"),
+    [
+        (80, [1, 2], [0, 1, 2]), (20, [1, 2], [0, 1]), (20, [2, 1], [0, 2]), (15, [1, 2], [0, 2]), (1, [1, 2], [0]),
+        (1, [], [0, 1, 2]),
+    ],
+)  # fmt: skip
+def test_columns_that_do_not_fit_the_terminal_are_left_out_the_best_are_not(
+    width: int, optional: list[int], shown: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert fitting([("RUN", "STEP", "JOB"), ("a" * 8, "1" * 10, "47")], optional) == shown
+
+
+def test_texts_are_wrapped_at_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [("HOST", "NOTE"), ("node1", "word " * 30)]
+    for width in (40, 120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        for lines in (table(rows, wraps=1), labelled("why", "word " * 30)):
+            assert width - 5 <= max(map(len, lines)) <= width

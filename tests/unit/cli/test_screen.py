@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
-from launcher.cli.run_progress import Bars
+from launcher.cli.progress_bars import Bars
 from launcher.formatting import Screen, clean, cleaned, coloured, one_line, raw, write_output
 from launcher.runs import event_files
 from launcher.runs import events as kinds

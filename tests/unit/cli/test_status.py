@@ -17,8 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.cli import cancel_and_prune, commands, post_mortem, status
-from launcher.cli import run_progress as standing
+from launcher.cli import cancel_and_prune, commands, post_mortem, progress_bars, status
 from launcher.cli.status import COLUMNS, Rows, runs_table
 from launcher.cli.why import explain, of_why
 from launcher.config.schema import Debug, Program
@@ -67,7 +66,7 @@ def test_how_far_a_training_is() -> None:
     run = seen(
         RunState.RUNNING, started, progress(NOW - 500, 0), progress(NOW - 100, 400), event(NOW - 90, "saved", step=300)
     )
-    far = standing.progress_of(run, NOW)
+    far = status.progress_of(run, NOW)
     assert [far[name] for name in ("step", "steps", "percent", "rate")] == [400, 1000, 40, 1.0]
     assert far["needs"] == 500  # 600 steps at one a second, told of 100 s ago
     assert far["elapsed"] == 600
@@ -77,7 +76,7 @@ def test_how_far_a_training_is() -> None:
 
 def test_slow_first_steps_do_not_count_for_what_the_others_need() -> None:
     reports = [progress(NOW - 130, 0), progress(NOW - 10, 1), progress(NOW - 9, 2), progress(NOW, 20)]
-    far = standing.progress_of(seen(RunState.RUNNING, *reports), NOW)
+    far = status.progress_of(seen(RunState.RUNNING, *reports), NOW)
     assert (far["rate"], far["needs"]) == (2.0, 490)  # the first step took two minutes
 
 
@@ -95,7 +94,7 @@ def test_slow_first_steps_do_not_count_for_what_the_others_need() -> None:
 )
 def test_the_time_that_is_left(state: RunState, told: int | None, scheduler: str, left: int | None) -> None:
     run = seen(state, event(NOW - 600, "started", job="7"), left=told, time="1h", cluster={"scheduler": scheduler})
-    assert standing.progress_of(run, NOW)["left"] == left
+    assert status.progress_of(run, NOW)["left"] == left
 
 
 @pytest.mark.parametrize("state", [RunState.RUNNING, RunState.DONE])
@@ -122,7 +121,7 @@ def test_a_run_at_a_breakpoint_needs_nobody_knows_how_long(
     state: RunState, told: list[dict[str, Any]], waits: list[int]
 ) -> None:
     events = [progress(NOW - 500, 0), progress(NOW - 300, 400), *told]
-    far = standing.progress_of(seen(state, *events, nodes=2, debug=Debug(rank=1)), NOW)
+    far = status.progress_of(seen(state, *events, nodes=2, debug=Debug(rank=1)), NOW)
     assert [each["rank"] for each in far["breakpoints"]] == waits
     assert (far["needs"] is None) is bool(waits or state is RunState.FAILED)
 
@@ -132,15 +131,15 @@ def test_a_training_or_program_of_this_machine_ends_after_its_time_and_other_wor
 ) -> None:
     here = {"scheduler": "local"}
     run = seen(RunState.RUNNING, event(NOW - 600, "started", job="x"), time="1h", cluster=here)
-    assert standing.progress_of(run, NOW)["left"] is None
+    assert status.progress_of(run, NOW)["left"] is None
     # It gets its stop signal then
     program = Program("program", "launcher.worker.main:run_rank", seed=0, script="train.py")
     run = seen(RunState.RUNNING, event(NOW - 600, "started", job="x"), time="1h", cluster=here, workload=program)
-    assert standing.progress_of(run, NOW)["left"] == 3000
+    assert status.progress_of(run, NOW)["left"] == 3000
     run = seen(RunState.RUNNING, event(NOW - 600, "started", job="x"), time="1h", cluster=here)
-    monkeypatch.setattr(standing, "saved_before", lambda _: (5, NOW - 7))
-    assert standing.progress_of(run, NOW)["left"] == 3000
-    assert standing.progress_of(run, NOW)["checkpoint_age"] == 7
+    monkeypatch.setattr(status, "saved_before", lambda _: (5, NOW - 7))
+    assert status.progress_of(run, NOW)["left"] == 3000
+    assert status.progress_of(run, NOW)["checkpoint_age"] == 7
 
 
 @given(
@@ -151,23 +150,23 @@ def test_numbers_are_sound_whatever_a_run_has_told(
     told: list[tuple[float, int, int]], state: RunState, now: float
 ) -> None:
     events = [progress(moment, step, total) for moment, step, total in sorted(told)]
-    far = standing.progress_of(seen(state, *events), now)
+    far = status.progress_of(seen(state, *events), now)
     assert far["percent"] is None or far["percent"] <= 100
     assert all(far[name] is None or far[name] >= 0 for name in ("needs", "elapsed", "left", "rate"))
     assert far["needs"] is None or state is RunState.RUNNING
 
 
 def test_all_percent_are_done_only_when_all_steps_are() -> None:
-    assert standing.progress_of(seen(RunState.RUNNING, progress(1, 999_999, 1_000_000)), NOW)["percent"] == 99
-    assert standing.progress_of(seen(RunState.DONE, progress(1, 1_000_000, 1_000_000)), NOW)["percent"] == 100
+    assert status.progress_of(seen(RunState.RUNNING, progress(1, 999_999, 1_000_000)), NOW)["percent"] == 99
+    assert status.progress_of(seen(RunState.DONE, progress(1, 1_000_000, 1_000_000)), NOW)["percent"] == 100
 
 
 def test_the_newest_checkpoint_in_a_folder(tmp_path: Path) -> None:
-    assert standing.saved_before(str(tmp_path / "none")) is None
+    assert status.saved_before(str(tmp_path / "none")) is None
     for name in ("step-000000009", "step-000000100", ".saving-step-000000200-attempt-0-ab", "step-x", "notes"):
         (tmp_path / name).mkdir()
     os.utime(tmp_path / "step-000000100", (50, 50))
-    assert standing.saved_before(str(tmp_path)) == (100, 50)
+    assert status.saved_before(str(tmp_path)) == (100, 50)
 
 
 # -- the table
@@ -183,16 +182,22 @@ FULL = row(
 )  # fmt: skip
 
 
+def table_of(*rows: dict[str, Any], width: int) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(width))
+        return runs_table(rows)
+
+
 def test_a_full_row_fits_a_terminal_80_wide_and_a_wide_one_shows_all() -> None:
     lines = runs_table([FULL])
     assert re.split(r"\s{2,}", lines[0]) == ["RUN", "STATE", "ATTEMPT", "STEP", "TIME", "TIME LEFT"]
     assert max(map(len, lines)) <= 80
     assert lines[1].split() == [ID, "running", "3", "120000", "30%", "3h00m", "20m"]
     apart = {**FULL, "kind": "hang", "cluster": "hpc", "remote": True}
-    assert re.split(r"\s{2,}", runs_table([apart], 220)[0]) == list(COLUMNS)
+    assert re.split(r"\s{2,}", table_of(apart, width=220)[0]) == list(COLUMNS)
     assert "CLUSTER" in runs_table([apart, FULL])[0]
-    assert "CLUSTER" not in runs_table([FULL], 200)[0]
-    assert "  3  " in runs_table([FULL], 200)[1]
+    assert "CLUSTER" not in table_of(FULL, width=200)[0]
+    assert "  3  " in table_of(FULL, width=200)[1]
 
 
 def test_columns_that_say_nothing_are_left_out() -> None:
@@ -203,9 +208,8 @@ def test_columns_that_say_nothing_are_left_out() -> None:
 @given(st.integers(1, 64), st.integers(20, 200), st.integers(0, 10**9))
 def test_ids_and_states_are_never_cut(length: int, width: int, step: int) -> None:
     name = "x" * length
-    lines = runs_table(
-        [{**FULL, "run": name, "step": step}, row(run="y", state="unknown", before="RUNNING (None)")], width
-    )
+    silent = row(run="y", state="unknown", before="RUNNING (None)")
+    lines = table_of({**FULL, "run": name, "step": step}, silent, width=width)
     assert lines[1].startswith(f"{name}")
     assert "unknown (running)" in lines[2]
     fixed = max(length, 3) + 2 + len("unknown (running)")
@@ -228,7 +232,7 @@ AT_BREAKPOINTS = [{"rank": 1, "host": "node2", "where": "train.py:10", "seconds"
     ],
 )
 def test_the_table_says_why(values: dict[str, Any], state: str, why: str | None) -> None:
-    head, line = runs_table([row(**values)], 200)
+    head, line = table_of(row(**values), width=200)
     assert f"  {state}  " in line
     assert ("WHY" in head) is (why is not None)
     assert why is None or f"  {why}  " in line
@@ -781,7 +785,7 @@ def test_runs_of_one_id_in_two_folders_have_their_own_metrics_and_lines(
 
 def test_a_run_that_is_queued_again_has_the_duration_of_its_last_attempt() -> None:
     events = [event(NOW - 600, "started", job="7"), event(NOW - 500, "ended", code=75)]
-    assert standing.progress_of(seen(RunState.QUEUED, *events), NOW)["elapsed"] == 100
+    assert status.progress_of(seen(RunState.QUEUED, *events), NOW)["elapsed"] == 100
 
 
 # -- watching
@@ -827,7 +831,7 @@ def test_a_cluster_that_does_not_answer_is_told_once_and_is_not_over(
 ) -> None:
     silent = [{"hpc": "This is incomplete: no answer; as of 4s ago."}, {"hpc": "the same; as of 19s ago."}, {}]
     views = [status.View([], [], 0, each) for each in silent]
-    assert status.picture(views[0], 80, 24)[-1] == silent[0]["hpc"]
+    assert status.picture(views[0], 24)[-1] == silent[0]["hpc"]
     monkeypatch.setattr(Rows, "look", lambda self: views.pop(0))
     monkeypatch.setattr(status.time, "sleep", lambda seconds: None)
     assert status.watch(Rows([], tmp_path, False)) == 0
@@ -852,7 +856,7 @@ def test_a_watch_waits_for_a_file_server(
 ) -> None:
     stale = OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(tmp_path))
     answer(monkeypatch, UnavailableError("gone"), stale, status.View([], [], 0))
-    monkeypatch.setattr(standing.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(progress_bars.time, "sleep", lambda seconds: None)
     assert status.watch(Rows([], tmp_path, False)) == 0
     assert capsys.readouterr().err == f"launcher: waiting: gone\nlauncher: waiting: {stale}\n"
     answer(monkeypatch, OSError(errno.EIO, os.strerror(errno.EIO)))  # the terminal was closed
@@ -867,7 +871,7 @@ def test_after_a_file_server_was_silent_a_watch_goes_on_as_before(
     gone = UnavailableError("gone")
     answer(monkeypatch, gone, gone, status.View([row], [], 0), status.View([], [], 0))
     assert status.watch(Rows([], tmp_path, False)) == 0
-    assert clock.slept == [standing.UNREADABLE_INTERVAL] * 2 + [status.MIN_POLL_INTERVAL]
+    assert clock.slept == [progress_bars.UNREADABLE_INTERVAL] * 2 + [status.MIN_POLL_INTERVAL]
 
 
 def test_ctrl_c_leaves_a_watch_without_a_complaint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -879,19 +883,22 @@ def test_ctrl_c_leaves_a_watch_without_a_complaint(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_the_picture_of_a_watch_fits_the_terminal(tmp_path: Path, says: Callable[..., list[str]], width: int) -> None:
+def test_the_picture_of_a_watch_fits_the_terminal(
+    tmp_path: Path, says: Callable[..., list[str]], width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
     says({"1": RUNNING, **{f"100_{index}": RUNNING for index in range(3)}})
     make(tmp_path, ID, "1", step=30)
     make(tmp_path, "other", "2")
     sweep = make_sweep(tmp_path, 3)
     end(sweep.run(0), 0)
-    lines = status.picture(Rows([], tmp_path, False).look(), width, 24)
+    lines = status.picture(Rows([], tmp_path, False).look(), 24)
     assert max(map(len, lines)) <= width
     mine = next(line for line in lines if line.startswith(ID))
     assert "running" in mine
     assert "30%" in mine
     assert any(line.startswith("lr-1") and "1/3 done" in line for line in lines)
-    assert status.picture(Rows([], tmp_path, False).look(), width, 6)[-1] == "... and 1 more, which do not fit"
+    assert status.picture(Rows([], tmp_path, False).look(), 6)[-1] == "... and 1 more, which do not fit"
 
 
 def test_a_watch_is_not_for_programs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -334,12 +334,21 @@ def test_results_for_programs(call: Call, sweep: Sweep) -> None:
     assert told["points"][-1]["metrics"] == {}
 
 
-def test_one_point_alone_shows_its_metrics() -> None:
-    assert sweep_command.columns({3: {"loss": 0.5, "rates": [1, 2]}}, [], 60) == (["loss"], ["rates"])
-    assert sweep_command.columns({3: {"loss": 0.5}, 4: {"loss": 0.5}}, [], 60) == ([], ["loss"])
+@pytest.mark.parametrize(
+    ("done", "heads", "left"), [(1, ["POINT", "loss"], "rates"), (2, ["POINT", "lr"], "loss, rates")]
+)
+def test_one_point_alone_shows_its_metrics_and_several_those_that_differ(
+    call: Call, tmp_path: Path, done: int, heads: list[str], left: str
+) -> None:
+    found = make_sweep(tmp_path / "runs", done)
+    for index in range(done):
+        end(found.run(index), 0, metrics={"loss": 0.5, "rates": [1, 2]})
+    lines = call("sweep results lr-1").lines
+    assert lines[0].split() == heads
+    assert f"left out, --csv has them: {left}" in lines
 
 
-def test_a_wide_table_is_cut_to_the_terminal(call: Call, tmp_path: Path) -> None:
+def test_a_wide_table_is_cut_to_the_terminal(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = make_sweep(tmp_path / "runs", 3, objective=("m9",))
     for index in range(3):
         end(found.run(index), 0, metrics={f"m{number}": index + number / 7 for number in range(30)})
@@ -347,6 +356,11 @@ def test_a_wide_table_is_cut_to_the_terminal(call: Call, tmp_path: Path) -> None
     head, told = lines[0].split(), lines[5]
     assert head[:4] == ["POINT", "lr", "m9", "m0"] and all(len(line) <= 80 for line in lines[:-1])
     assert told.startswith("left out, --csv has them: ")
+    monkeypatch.setenv("COLUMNS", "400")
+    wide = call("sweep results lr-1").lines
+    assert wide[0].split() == ["POINT", "lr", "m9", *(f"m{number}" for number in range(30) if number != 9)]
+    monkeypatch.setenv("COLUMNS", "20")
+    assert call("sweep results lr-1").lines[0].split() == ["POINT", "lr", "m9"]
 
 
 metrics = st.dictionaries(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import commands, run_progress, wait
+from launcher.cli import commands, progress_bars, wait
 from launcher.errors import DONE, FAILED, RESUME
 from launcher.monitoring.run_status import JobMonitor, RunStatus
 from launcher.monitoring.sweep_status import STATES, WAITING, PointStatus, point_statuses
@@ -157,7 +157,7 @@ def test_a_search_whose_points_wait_without_a_pilot_is_told_once(
 
 
 def test_looks_at_a_run_take_a_tenth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, clock, looks = make_sweep(tmp_path, 1).run(0), Clock(monkeypatch, wait, run_progress), []
+    run, clock, looks = make_sweep(tmp_path, 1).run(0), Clock(monkeypatch, wait, progress_bars), []
     events, read = begin(run), wait.status_of
 
     def look(run: Run, live: JobMonitor) -> RunStatus:

@@ -9,7 +9,6 @@ import pytest
 from launcher.binding import masks
 from launcher.binding.masks import parse
 from launcher.cli import commands
-from launcher.cli.output import WIDTH
 from launcher.cli.topology import devices_of, node_tables
 from launcher.errors import ConfigError, RunError
 from launcher.runs import event_files
@@ -71,7 +70,7 @@ def test_nodes_that_differ_are_named_and_shown_each() -> None:
 @pytest.mark.parametrize("name", trees.NAMES)
 def test_every_known_node_fits_the_terminal(name: str, bind: str) -> None:
     bound, beside = told(name, bind)
-    assert max(len(line) for line in node_tables([bound], beside)) <= WIDTH
+    assert max(len(line) for line in node_tables([bound], beside)) <= 80
 
 
 def test_this_node(capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,6 +104,6 @@ def test_the_ranks_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_long_list_of_cpus_is_cut_between_them() -> None:
     cpus = [f"{first}-{first + 2}" for first in range(0, 1024, 4)]
     lines = node_tables([Bound(host="n", ranks=(BoundRank(0, "0", 1, "0"),), node="k", allowed=",".join(cpus))])
-    assert max(map(len, lines)) <= WIDTH
+    assert max(map(len, lines)) <= 80
     words = [line[23:].rstrip(",").split(",") for line in lines[1 : lines.index("")]]
     assert [each for line in words for each in line] == cpus

@@ -13,7 +13,7 @@ import pytest
 
 from launcher import io_bounds
 from launcher.cli import status as status_command
-from launcher.cli.run_progress import progress_of
+from launcher.cli.status import progress_of
 from launcher.monitoring.run_status import JobMonitor, RunStatus, status_of
 from launcher.reports.collect import Curve, collect, curves
 from launcher.runs import event_files, events

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.cli import commands
-from launcher.cli.run_progress import (
+from launcher.cli.progress_bars import (
     Bars,
     Lines,
     Rate,

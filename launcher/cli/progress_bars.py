@@ -1,7 +1,6 @@
-"""How far a run is; shows progress: as bars in a terminal, elsewhere as lines at intervals.
+"""Progress bars of trainings, sweeps and downloads, and what commands that follow a run share besides.
 
-All progress bars are made here: those of trainings, sweeps and downloads. Without a terminal, only the text after the
-bar is printed. rich omits colours if NO_COLOR is set.
+Without a terminal, only the text after the bar is printed, at intervals. rich omits colours if NO_COLOR is set.
 """
 
 from __future__ import annotations
@@ -12,17 +11,15 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from launcher.errors import UnavailableError, is_transient
 from launcher.formatting import brief, coloured, long_size, number, one_line, raw
-from launcher.runs.events import Breakpoint, Continued, Progress, Restart, Saved, Started, every, known
+from launcher.runs.events import Progress
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from launcher.monitoring.run_status import RunStatus
 
 EVERY = 10.0  # seconds between two lines about the same thing, without a terminal
 WINDOW = 30.0  # seconds over which a rate is measured
@@ -54,6 +51,19 @@ def timed(read: Callable[[], T]) -> tuple[T, float]:
 
 def on_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def rate_of(seen: Sequence[tuple[float, float]]) -> float | None:
+    """Returns how fast a number grows per second, from (time, number), oldest first; None: unknown, or not.
+
+    Only the later half of the growth counts: the first steps of a training take longer than all others.
+    """
+    if len(seen) < 2:
+        return None
+    now, done = seen[-1]
+    half = (seen[0][1] + done) / 2
+    began, first = next((each for each in reversed(seen[:-1]) if each[1] <= half), seen[0])
+    return float((done - first) / (now - began)) if done > first and now > began else None
 
 
 class Rate:
@@ -107,101 +117,6 @@ def of_download(done: int, total: int, rate: Rate) -> str:
     speed = rate.per_second
     pace = [] if speed is None else [f"{long_size(speed)}/s"]
     return "  ".join([f"{long_size(done)} of {long_size(total)}", *pace, *time_left(rate, total)])
-
-
-# -- How far a run is: steps, rate, time left and checkpoints, from its events
-
-
-# The keys of `status --json` about progress. A value is None if it is unknown or does not apply.
-PROGRESS: Mapping[str, Any] = {
-    "step": None,  # steps done, as the program reports it
-    "steps": None,  # the same: the total
-    "percent": None,  # of steps done, rounded down; 100 only when all are done
-    "rate": None,  # steps per second of the later half of the attempt's steps, with saves and evaluations
-    "needs": None,  # seconds that the remaining steps will take at this rate
-    "elapsed": None,  # seconds since the last attempt started or, if that has ended, its duration
-    "left": None,  # seconds left of the attempt's wall time
-    "checkpoint": None,  # steps done in the last checkpoint
-    "checkpoint_age": None,  # seconds since the last checkpoint was written
-    "breakpoints": [],  # the ranks that wait at a breakpoint; `needs` is then unknown
-}
-
-
-def progress_of(seen: RunStatus, now: float) -> dict[str, Any]:
-    """Returns the progress of a run, with the keys of PROGRESS."""
-    events, running, found = seen.history.events, seen.state.value == "running", dict(PROGRESS)
-    if rate := rate_of([(event.time, event.step) for event in every(events, Progress)]):
-        found["rate"] = round(rate, 4)
-    at = at_breakpoints(events) if seen.plan.debugs and running else {}
-    found["breakpoints"] = [
-        {"rank": rank, "host": each.host, "where": each.where, "seconds": max(0, int(now - each.time))}
-        for rank, each in sorted(at.items())
-    ]
-    if (progress := seen.progress) is not None:
-        found["step"] = step = int(progress.step)
-        if (steps := int(progress.total)) > 0:
-            found |= {"steps": steps, "percent": min(100, 100 * step // steps)}
-            if running and rate and not at:
-                found["needs"] = max(0, round((steps - step) / rate - (now - progress.time)))
-    found["elapsed"] = elapsed(events, now, over=seen.state.over or seen.state.value == "queued")
-    saved = (event.step, event.time) if (event := seen.history.last(Saved)) else None
-    if saved is None and seen.history.attempt is not None and seen.state.value != "done":
-        saved = saved_before(seen.plan.checkpoint.dir)
-    if saved is not None:
-        found |= {"checkpoint": saved[0], "checkpoint_age": max(0, int(now - saved[1]))}
-    return {**found, "left": _time_left(seen, now, saved is not None)}
-
-
-def elapsed(events: Sequence[Mapping[str, Any]], now: float, *, over: bool) -> int | None:
-    """Returns for how many seconds an attempt has run; None: unknown. The clock of its node may be ahead of ours."""
-    return max(0, int((events[-1]["time"] if over else now) - events[0]["time"])) if events else None
-
-
-def rate_of(seen: Sequence[tuple[float, float]]) -> float | None:
-    """Returns how fast a number grows per second, from (time, number), oldest first; None: unknown, or not.
-
-    Only the later half of the growth counts: the first steps of a training take longer than all others.
-    """
-    if len(seen) < 2:
-        return None
-    now, done = seen[-1]
-    half = (seen[0][1] + done) / 2
-    began, first = next((each for each in reversed(seen[:-1]) if each[1] <= half), seen[0])
-    return float((done - first) / (now - began)) if done > first and now > began else None
-
-
-def _time_left(seen: RunStatus, now: float, saves: bool) -> int | None:
-    # Returns the seconds left of the attempt's wall time; None: nothing ends the run when that is over
-    if seen.state.value != "running":
-        return None
-    if seen.left is not None:  # the limit may have changed since the submission
-        return seen.left
-    started = seen.history.last(Started)
-    if started is None or not (seen.plan.queued or saves or seen.plan.program_resumes):
-        return None
-    return max(0, int(started.time + seen.plan.time - now))
-
-
-def at_breakpoints(events: Iterable[Mapping[str, Any]]) -> dict[int, Breakpoint]:
-    """Returns, by rank, the `breakpoint` events of an attempt's ranks that wait at a breakpoint now."""
-    found: dict[int, Breakpoint] = {}
-    for event in known(events):
-        if isinstance(event, Breakpoint):
-            found[event.rank] = event
-        elif isinstance(event, Continued):
-            found.pop(event.rank, None)
-        elif isinstance(event, Restart):  # the processes of the round before are gone
-            found.clear()
-    return found
-
-
-def saved_before(folder: str) -> tuple[int, float] | None:
-    """Returns step and mtime (since the epoch) of a folder's newest checkpoint, by names alone; None: none is seen."""
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        steps = {int(each.name[5:]): each for each in entries if each.name[:5] == "step-" and each.name[5:].isdecimal()}
-        if steps:
-            return max(steps), steps[max(steps)].stat().st_mtime
-    return None
 
 
 # -- Bars and lines
