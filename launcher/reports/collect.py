@@ -17,6 +17,7 @@ from launcher.files.retried_reads import read_json, unwrap
 from launcher.formatting import clean, flat, long_size, plural, si
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus
 from launcher.monitoring.sweep_status import placed, point_statuses
+from launcher.plan.plan import JobPlan
 from launcher.redaction import redact_override
 from launcher.runs import directory
 from launcher.runs import events as kinds
@@ -42,7 +43,8 @@ class RunData:
     path: str  # the run directory
     state: str  # as in `status`
     cause: str | None  # why the run ended, as one line; None: the run is done, or the cause is not known
-    record: Mapping[str, Any]  # as JSON types: plan, config, versions, overrides
+    plan: JobPlan
+    record: Mapping[str, Any]  # as JSON types: config, versions, overrides
     attempts: tuple[tuple[int, tuple[Entry, ...]], ...] = ()  # (number, events) of each attempt
     timeline: Timeline = field(default_factory=lambda: Timeline((), ()))
     curves: tuple[Curve, ...] = ()  # the training's metrics over steps
@@ -54,15 +56,6 @@ class RunData:
     log: tuple[str, ...] = ()  # the last lines of the run's output
     notes: tuple[str, ...] = ()  # what could not be read, and why
     seen: float = 0.0  # when all this was read, in seconds since the epoch
-
-    @property
-    def plan(self) -> Mapping[str, Any]:
-        return mapping(self.record.get("plan"))
-
-    @property
-    def cluster_settings(self) -> Mapping[str, Any]:
-        """The keys of `cluster` that only the run's scheduler has: partition, exclude."""
-        return mapping(mapping(self.plan.get("cluster")).get("settings"))
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -92,7 +85,7 @@ def collect(seen: RunStatus, cause: str | None) -> RunData:
     saved = _checkpoints(Path(seen.plan.checkpoint.dir), notes)
     return RunData(
         id=run.id, path=str(run.path), state=seen.state.value, cause=None if seen.state.value == "done" else cause,
-        record=run.record(), attempts=attempts,
+        plan=seen.plan, record=run.record(), attempts=attempts,
         timeline=timeline(
             journal_events(run), attempts, None if seen.state.over else now, queued=seen.state is RunState.QUEUED
         ),

@@ -21,7 +21,7 @@ from launcher.failures import messages
 from launcher.files import safe_io
 from launcher.formatting import clean, flat, long_size, plural, si
 from launcher.monitoring.sweep_status import LIVE
-from launcher.plan import build
+from launcher.plan import build, limits
 from launcher.redaction import HIDDEN, is_secret, public
 from launcher.reports.collect import (
     MEASURES,
@@ -32,7 +32,6 @@ from launcher.reports.collect import (
     SweepPoint,
     by_objective,
     finite,
-    mapping,
     measured,
     operation,
     positive,
@@ -138,21 +137,19 @@ def single(run: RunData) -> list[Section]:
 
 
 def run_page(run: RunData) -> Page:
-    kind = f"Run of {run.plan.get('workload', {}).get('name', '?')}"
+    kind = f"Run of {run.plan.workload.name}"
     codes = [CodeBlock("submitted with", build.command(program(), run.overrides))]
     return Page(run.id, kind, run.state, run.cause or "", facts(run), codes, single(run), made(run.path, run.seen))
 
 
 def facts(run: RunData) -> list[tuple[str, str]]:
     plan, history = run.plan, run.timeline
-    cluster = plan.get("cluster", {})
-    where = str(cluster.get("name", "-"))
-    for key in ("partition", "queue", "qos"):
-        where += f", {key} {run.cluster_settings[key]}" if run.cluster_settings.get(key) else ""
-    nodes, procs = plan.get("nodes"), plan.get("procs_per_node")
-    pairs = [("cluster", where), ("nodes", value_text(nodes))]
-    if isinstance(nodes, int) and isinstance(procs, int):
-        pairs.append(("ranks", f"{(nodes - int(plan.get('spares') or 0)) * procs}"))
+    pools = [f"{key} {name}" for key, name in limits.pools_by_key(plan).items()]
+    pairs = [
+        ("cluster", ", ".join([plan.cluster.name, *pools])),
+        ("nodes", str(plan.nodes)),
+        ("ranks", str(plan.world_size)),
+    ]
     if history.begin is not None and history.end is not None:
         pairs.append(("begun", local_time(history.begin)))
         pairs.append(("so far" if run.state in LIVE else "took", span_text(history.end - history.begin)))
@@ -301,15 +298,14 @@ def config_section(run: RunData) -> Section | None:
 
 
 def environment_section(run: RunData) -> Section:
-    record, plan = run.record, run.plan
-    pairs = {key: record.get(key) for key in ("launcher", "python", "hydra", "submitit", "host", "commit")}
+    pairs = {key: run.record.get(key) for key in ("launcher", "python", "hydra", "submitit", "host", "commit")}
     met = next((event for _, events in run.attempts for event in every(events, Met)), None)
     pairs |= {"torch": met and met.torch, "interface": met and met.interface}
     known = run.fabric.conditions if run.fabric else {}
     pairs |= {key: known[key] for key in ("backend", "backend_version", "device", "device_name") if known.get(key)}
     pairs |= {"hosts": ", ".join(map(str, known["hosts"]))} if known.get("hosts") else {}
     pairs |= {f"environment: {key}": value for key, value in dict(known.get("environment") or {}).items()}
-    pairs |= {"working directory": plan.get("workdir"), "directory": run.path}
+    pairs |= {"working directory": run.plan.workdir, "directory": run.path}
     rows = [(key, HIDDEN if is_secret(key) else value_text(value)) for key, value in pairs.items() if value is not None]
     return Section("Environment", tables=[Table(("what", "value"), rows, frozenset({0, 1}))], folded=True)
 
@@ -345,8 +341,9 @@ def fabric_section(run: RunData) -> Section | None:
 
 
 def _exclude(run: RunData, hosts: str) -> str:
-    name = mapping(run.plan.get("cluster")).get("scheduler")
-    return registry.scheduler(name).without(hosts, run.cluster_settings) if hosts and name in registry.names() else ""
+    cluster = run.plan.cluster
+    known = hosts and cluster.scheduler in registry.names()
+    return registry.scheduler(cluster.scheduler).without(hosts, cluster.settings) if known else ""
 
 
 def conditions(known: Mapping[str, Any]) -> str:

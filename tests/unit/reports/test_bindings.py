@@ -8,6 +8,7 @@ from launcher.failures.codes import Unbound
 from launcher.reports.collect import RunData
 from launcher.reports.sections import ranks_section
 from launcher.runs.events import Bound, values
+from tests.unit.plans import plan_of
 from tests.unit.runs.test_bindings import bound
 
 FEW_CORES = Unbound("2 ranks and 1 core")
@@ -15,7 +16,7 @@ FEW_CORES = Unbound("2 ranks and 1 core")
 
 def page(*bindings: Bound) -> RunData:
     told = tuple({"event": "bound", "time": 1.0, **values(each)} for each in bindings)
-    return RunData("a", "", "done", None, {}, attempts=((0, told), (1, ())))
+    return RunData("a", "", "done", None, plan_of(), {}, attempts=((0, told), (1, ())))
 
 
 def test_each_rank_has_a_row() -> None:

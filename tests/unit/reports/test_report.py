@@ -28,6 +28,7 @@ from launcher.reports.figures import Figure, plain_text, span_text
 from launcher.reports.sections import Page
 from launcher.runs.directory import Run
 from tests.report.examples import BEGIN, at, collective_results, make_run, p2p_results, trained, write_events
+from tests.unit.plans import with_fields
 
 MATRIX = {"hosts": ["a"], "bandwidth": [[1]], "latency": [[1]]}
 HOSTILE = "</script><script>alert(1)</script><img src=x>"
@@ -264,24 +265,23 @@ def test_each_page_has_a_nonce_of_its_own(tmp_path: Path) -> None:
 
 def test_no_override_is_shown_for_a_scheduler_that_cannot_exclude_nodes(tmp_path: Path) -> None:
     data = data_of(trained(tmp_path, results=p2p_results()))
-    plan = {**data.plan, "cluster": {**data.plan["cluster"], "scheduler": "pbs"}}
-    shown = sections.run_page(dataclasses.replace(data, record={**data.record, "plan": plan}))
+    plan = with_fields(data.plan, cluster={"scheduler": "pbs"})
+    shown = sections.run_page(dataclasses.replace(data, plan=plan))
     assert [code.text for section in shown.sections for code in section.codes if "exclude" in code.text] == []
 
 
 def test_the_partition_is_shown_and_excluded_nodes_stay_excluded(tmp_path: Path) -> None:
     data = data_of(trained(tmp_path, results=p2p_results()))
     settings = {"partition": "gpu", "qos": "long", "exclude": "node9"}
-    plan = {**data.plan, "cluster": {**data.plan["cluster"], "settings": settings}}
-    shown = sections.run_page(dataclasses.replace(data, record={**data.record, "plan": plan}))
+    shown = sections.run_page(dataclasses.replace(data, plan=with_fields(data.plan, cluster=settings)))
     assert ", partition gpu, qos long" in text_of(shown)
     assert "\"cluster.exclude='node9,node4'\"" in [code.text for section in shown.sections for code in section.codes]
 
 
 def test_spare_nodes_have_no_ranks(tmp_path: Path) -> None:
     data = data_of(trained(tmp_path))
-    plan = {**data.plan, "nodes": 3, "spares": 1, "procs_per_node": 4}
-    shown = sections.run_page(dataclasses.replace(data, record={**data.record, "plan": plan}))
+    plan = with_fields(data.plan, nodes=3, spares=1, procs_per_node=4)
+    shown = sections.run_page(dataclasses.replace(data, plan=plan))
     assert {("nodes", "3"), ("ranks", "8")} <= set(shown.facts)
 
 
