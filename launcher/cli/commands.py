@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Commands that share a module, where their functions have their names. Any other has `run` in a module of its name.
 SHARED = {
     "run": "submit", "resume": "submit", "cancel": "cancel_and_prune", "prune": "cancel_and_prune",
-    "env": "site", "data": "site", "template": "site",
+    "env": "site", "data": "site", "template": "site", "help": "key_help",
 }  # fmt: skip
 ABOUT = {"-h", "--help", "--version"}
 IN_FRONT = ("-m", "--multirun", "--yes")  # options without a value; a command may follow them

@@ -83,18 +83,6 @@ ACTIONS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def run(arguments: argparse.Namespace) -> int:
-    from launcher.cli import key_help
-
-    if arguments.everything:
-        print("\n".join(key_help.everything()))
-    elif not arguments.words:
-        print(key_help.overview())
-    for word in arguments.words:
-        key_help.explain(word)
-    return 0
-
-
 class _Formatter(HelpFormatter):
     # Keeps the lines of the list of actions, and wraps all other text
 

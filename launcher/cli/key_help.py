@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
@@ -82,6 +83,16 @@ launcher {version}: runs PyTorch here, on Slurm, on PBS and on Grid Engine.
       shows your runs
   {program} --help
       lists the keys that most runs need, and all commands"""
+
+
+def help(arguments: Namespace) -> int:
+    if arguments.everything:
+        print("\n".join(everything()))
+    elif not arguments.words:
+        print(overview())
+    for word in arguments.words:
+        explain(word)
+    return 0
 
 
 def show_for(words: Sequence[str]) -> int:

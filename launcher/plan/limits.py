@@ -37,7 +37,7 @@ def pools_of(cluster: Cluster) -> dict[str, Pool]:
 def pools_by_key(plan: JobPlan) -> dict[str, str]:
     """Returns the partition, queue and QOS that a plan names, by config key (`partition`, `qos`)."""
     kind = settings_class(plan.cluster.scheduler)
-    return {key: plan.cluster.settings[key] for key in (kind.POOLS if kind else ()) if plan.cluster.settings[key]}
+    return {key: name for key in (kind.POOLS if kind else ()) if (name := plan.cluster.settings.get(key))}
 
 
 def with_pool(cluster: Cluster) -> Cluster:

@@ -54,6 +54,11 @@ def test_it_is_short_and_the_same_by_all_names(say: Say) -> None:
         assert re.search(rf"^  {re.escape(name)}=", text, re.MULTILINE), name
 
 
+@pytest.mark.parametrize("name", ["status", "site"])
+def test_a_command_is_explained_as_by_its_option(say: Say, name: str) -> None:
+    assert say("help", name) == say(name, "--help") != ""
+
+
 def test_all_has_every_key_with_its_default(say: Say) -> None:
     text = say("help", "--all")
     sections = {section.prefix.rstrip(".") for section in config_keys.sections()}
