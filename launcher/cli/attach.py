@@ -206,11 +206,8 @@ def parse_stacks(text: str) -> tuple[Frame, ...]:
         if frame.name == _WORKLOAD_CALLER or frame.path.endswith(_PROGRAM_RUNNERS)
     ]  # fmt: skip
     frames = frames[ours[-1] + 1 :] if ours else frames
-    for number, frame in enumerate(frames):
-        if frame.path.endswith("/bdb.py") and number:
-            frames = [*frames[:number], DEBUGGER]
-            break
-    return tuple(frames)
+    debugger = next((place for place, frame in enumerate(frames) if place and frame.path.endswith("/bdb.py")), None)
+    return tuple(frames) if debugger is None else (*frames[:debugger], DEBUGGER)
 
 
 def group_stacks(reports: Iterable[Mapping[str, Any]]) -> list[Group]:

@@ -9,8 +9,7 @@ import sys
 import textwrap
 import time
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -239,12 +238,6 @@ def indented(text: str, spaces: int) -> list[str]:
 FAILURES = 20  # failed points that are listed
 
 
-@dataclass(frozen=True)
-class Order:
-    metric: str | None  # by which points are sorted; None: they are sorted by number
-    largest_first: bool = False
-
-
 def show_results(
     sweep: Sweep, *, sort: str | None = None, reverse: bool = False, csv: str | None = None, as_json: bool = False
 ) -> int:
@@ -252,8 +245,8 @@ def show_results(
     record = SearchRecord(sweep.path)
     search = (record.settings(), record.journal()) if manifest.search else None
     metrics = {each.point.index: flat(each.point.run.result() or {}) for each in seen if each.state == "done"}
-    order = order_of(sort, reverse, manifest, names_of(metrics.values()))
-    ranked = ranking(metrics, order)
+    sorted_by, largest_first = order_of(sort, reverse, manifest, names_of(metrics))
+    ranked = ranking(metrics, sorted_by, largest_first=largest_first)
     by_index = {each.point.index: each for each in seen}
     done = [by_index[index] for index in ranked]
     rest = [each for each in seen if each.point.index not in metrics]
@@ -263,19 +256,19 @@ def show_results(
             {**row(each), "metrics": metrics.get(each.point.index, {}), **_reported(search, each.point.index)}
             for each in (*done, *rest)
         ]
-        best = ranked[0] if ranked and order.metric in metrics[ranked[0]] else None
-        print(json_text({"sweep": sweep.id, "sorted_by": order.metric, "best": best, "points": found}))
+        best = ranked[0] if ranked and sorted_by in metrics[ranked[0]] else None
+        print(json_text({"sweep": sweep.id, "sorted_by": sorted_by, "best": best, "points": found}))
         return 0
     if csv is not None:
         _write_csv(csv, (*done, *rest), keys, metrics)
         return 0
     if done:
-        _print_table(done, keys, metrics, order.metric, manifest.objective)
+        _print_table(done, keys, metrics, sorted_by, manifest.objective)
     if search is not None and (rungs := rung_lines(rungs_of(search[0], search[1]))):
         print()
         print_columns(rungs)
     _print_others(sweep, seen, keys)
-    _print_best(seen, metrics, ranked, order, keys)
+    _print_best(seen, metrics, ranked, sorted_by, keys)
     return 0
 
 
@@ -289,26 +282,28 @@ def _reported(search: tuple[SearchSettings, Journal] | None, point: int) -> dict
     return {"reports": trial.reports, "rungs": rungs}
 
 
-def names_of(metrics: Iterable[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for each in metrics for name in each))
+def names_of(metrics: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for each in metrics.values() for name in each))
 
 
-def order_of(sort: str | None, reverse: bool, manifest: SweepManifest, known: Sequence[str]) -> Order:
-    """Returns the order of points: by the objective, the best first, or by another metric, the smallest first."""
+def order_of(sort: str | None, reverse: bool, manifest: SweepManifest, known: Sequence[str]) -> tuple[str | None, bool]:
+    """Returns by which metric points are sorted (None: by number), and whether the largest is first.
+
+    By the objective, the best first, or by another metric, the smallest first.
+    """
     first = manifest.objective[0] if manifest.objective else None
-    if sort is None:
-        return Order(first, (manifest.best_is == "max") != reverse)
-    if sort not in known:
+    if sort is not None and sort not in known:
         hint = f"{near(sort, known)} Known: {', '.join(known)}" if known else " No point has returned any"
         raise ConfigError(f"--sort {sort}: no point has such a metric.{hint}")
-    return Order(sort, (sort == first and manifest.best_is == "max") != reverse)
+    metric = first if sort is None else sort
+    return metric, (metric == first and manifest.best_is == "max") != reverse
 
 
-def ranking(metrics: Mapping[int, Mapping[str, Any]], order: Order) -> list[int]:
-    """Returns the numbers of points in the given order; points without the metric, or with NaN, come last."""
+def ranking(metrics: Mapping[int, Mapping[str, Any]], metric: str | None, *, largest_first: bool) -> list[int]:
+    """Returns the numbers of points by a metric; points without it, or with NaN, come last."""
 
     def place(index: int) -> tuple[bool, float]:
-        return placed(metrics[index].get(order.metric or ""), largest_first=order.largest_first)
+        return placed(metrics[index].get(metric or ""), largest_first=largest_first)
 
     return sorted(sorted(metrics), key=place)
 
@@ -318,7 +313,7 @@ def _print_table(
     objective: Sequence[str],
 ) -> None:  # fmt: skip
     # The metrics of the objective, and as far as they fit the keys, then the metrics in which points differ
-    values = {name: [each.get(name) for each in metrics.values()] for name in names_of(metrics.values())}
+    values = {name: [each.get(name) for each in metrics.values()] for name in names_of(metrics)}
     first = [name for name in dict.fromkeys((sorted_by, *objective)) if name in values]
     varied = [
         name for name, found in values.items()
@@ -363,18 +358,18 @@ def _print_others(sweep: Sweep, seen: Sequence[PointStatus], keys: Sequence[str]
 
 
 def _print_best(
-    seen: Sequence[PointStatus], metrics: Mapping[int, Mapping[str, Any]], ranked: Sequence[int], order: Order,
+    seen: Sequence[PointStatus], metrics: Mapping[int, Mapping[str, Any]], ranked: Sequence[int], metric: str | None,
     keys: Sequence[str],
 ) -> None:  # fmt: skip
     if not ranked:
         return
     best = next(each.point for each in seen if each.point.index == ranked[0])
-    if order.metric is None:
+    if metric is None:
         print("no objective: `--sort METRIC` orders them; sweep.objective=METRIC sets one")
-    elif order.metric not in metrics[best.index]:
-        print(f"no point has the objective {order.metric!r} in its result: report it with launcher.report in the code")
+    elif metric not in metrics[best.index]:
+        print(f"no point has the objective {metric!r} in its result: report it with launcher.report in the code")
     else:
-        print(f"best  point {best.index}, {order.metric} {metric_text(metrics[best.index][order.metric])}: "
+        print(f"best  point {best.index}, {metric} {metric_text(metrics[best.index][metric])}: "
               f"{label(best.overrides, keys)}".rstrip(": "))  # fmt: skip
         print(f"run   {build.command(program(), best.overrides)}")
 
@@ -396,7 +391,7 @@ def csv_cell(value: Any) -> Any:
 def _write_csv(
     path: str, seen: Sequence[PointStatus], keys: Sequence[str], metrics: Mapping[int, Mapping[str, Any]]
 ) -> None:
-    names = names_of(metrics.values())
+    names = names_of(metrics)
     buffer = io.StringIO()
     writer = csv_format.writer(buffer, lineterminator="\n")
     writer.writerow(map(csv_cell, ["point", *keys, "state", *names, "cause", "rank", "host"]))

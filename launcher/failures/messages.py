@@ -175,10 +175,6 @@ def of_stop(stop: events.Stop) -> str:
     return f"{cause}; ranks on {stop.killed_on} did not exit within {stop.grace or 0.0:g} s and were killed"
 
 
-def _ranks_stopped(stop: events.Stop) -> str:
-    return f"{name_ranks(stop.ranks)} on {stop.host} exited with code 75"
-
-
 _STOPS: dict[StopReason, Callable[[events.Stop], str]] = {
     StopReason.TIME_LIMIT: lambda _: "its time is nearly up",
     StopReason.WARNING_SIGNAL: lambda stop: f"the scheduler's warning signal ({rank_on(stop.rank, stop.host)})",
@@ -187,7 +183,7 @@ _STOPS: dict[StopReason, Callable[[events.Stop], str]] = {
     StopReason.SIGNAL: lambda stop: (
         of_request(stop.host, stop.signal) if stop.rank is None else f"asked to stop ({rank_on(stop.rank, stop.host)})"
     ),
-    StopReason.EXIT_75: _ranks_stopped,
+    StopReason.EXIT_75: lambda stop: f"{name_ranks(stop.ranks)} on {stop.host} exited with code 75",
     StopReason.NOT_IN_TIME: lambda stop: f"the ranks on {stop.host} did not exit in time",
     StopReason.KILLED: lambda stop: f"all agents were killed (exit code {stop.exit_code})",
     StopReason.UNREADABLE: lambda stop: stop.error or "a file that it needs cannot be read",

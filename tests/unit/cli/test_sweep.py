@@ -371,7 +371,7 @@ metrics = st.dictionaries(
 @given(st.lists(metrics, min_size=1, max_size=8), st.booleans())
 def test_ranking_is_an_order_with_what_has_no_number_last(found: list[dict[str, Any]], largest: bool) -> None:
     numbered = dict(enumerate(found))
-    ranked = sweep_command.ranking(numbered, sweep_command.Order("a", largest))
+    ranked = sweep_command.ranking(numbered, "a", largest_first=largest)
     assert sorted(ranked) == list(numbered)
     values = [numbered[index].get("a") for index in ranked]
     numbers = [value for value in values if isinstance(value, (int, float)) and value == value]
