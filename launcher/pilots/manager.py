@@ -564,9 +564,8 @@ class FreePoints:
 
     def _look_at_managers(self, now: float) -> tuple[set[Manager], set[Manager], set[Manager]]:
         dead, live, awaited = set[Manager](), set[Manager](), set[Manager]()
-        for each in self._claims.managers():
-            if each == self._mine:
-                continue
+        owners = {log.owner for log in self.logs.values() if log.owner is not None}  # one may have no journal
+        for each in owners.union(self._claims.managers()) - {self._mine}:
             other = self._others.get(each)
             if other is None or not other.ended:
                 other = self._others[each] = self._claims.seen(each)

@@ -378,9 +378,11 @@ class Claims:
         os.utime(self.journal(manager))
 
     def sign(self, manager: Manager) -> tuple[int, int] | None:
-        """Returns mtime (ns) and size of a slot manager's journal; None: they cannot be read now."""
+        """Returns mtime (ns) and size of a slot manager's journal, 0 without one; None: they cannot be read now."""
         try:
             status = self.journal(manager).stat()
+        except FileNotFoundError:  # it could not be made: the disk was full
+            return 0, 0
         except OSError:
             return None
         return status.st_mtime_ns, status.st_size

@@ -78,6 +78,18 @@ def test_the_points_of_a_silent_manager_are_taken_over_after_the_lease(folder: C
     assert claimed(two) == [0]
 
 
+def test_the_points_of_a_manager_without_a_journal_are_taken_over_after_the_lease(folder: Claims) -> None:
+    """The disk was full when it began, and it was killed before its next event."""
+    clock = Clock()
+    two = free_points(folder, B, clock, "b", count=1)
+    folder.add(0, 0, EntryKind.CLAIMED, A)
+    assert claimed(two) == []
+    clock.now = LEASE - 1
+    assert claimed(two) == []
+    clock.now = LEASE + 10
+    assert claimed(two) == [0]
+
+
 def test_the_points_of_a_process_that_is_gone_are_taken_over_at_once(folder: Claims) -> None:
     clock, mine = Clock(), Process.of(os.getpid())
     two = free_points(folder, B, clock, mine.host, count=2)
