@@ -333,4 +333,5 @@ def rerun(
         if not plans:
             return None
         confirm(plans)
-        return resubmit(sweep, list(plans), secrets)
+        left_out = tuple(sorted({*chosen} - {*plans}))
+        return dataclasses.replace(resubmit(sweep, list(plans), secrets), left_out=left_out)

@@ -81,11 +81,12 @@ class SubmittedSweep:
     limit: str = ""  # the message with which the scheduler refused the points in `not_accepted`
     pilots: SubmittedPilots | None = None  # result of the submission of pilots; None: the sweep has no pilots
     commands: tuple[str, ...] = ()  # with submit=false: the commands with which the user submits jobs and arrays
+    left_out: tuple[int, ...] = ()  # points to rerun that have no record, or a damaged one
 
     @property
     def is_partial(self) -> bool:
-        """Whether the scheduler has not accepted some of the points or pilots."""
-        return bool(self.not_accepted or (self.pilots and self.pilots.left))
+        """Whether some of the points or pilots were not submitted."""
+        return bool(self.not_accepted or self.left_out or (self.pilots and self.pilots.left))
 
 
 def submit_sweep(prepared: PreparedSweep, *, by_hand: bool = False) -> SubmittedSweep:

@@ -24,6 +24,7 @@ from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.pbs.client import PBS, short
 from launcher.schedulers.slurm.client import Slurm
 from launcher.sweeps import control, submit
+from launcher.sweeps.submit import SubmittedSweep
 from tests.unit.pilots.managers import packed_sweep
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin, end, make_sweep, submit_array
@@ -328,11 +329,24 @@ def test_what_is_over_and_not_done_is_run_again(every_state: Sweep) -> None:
                 control.points_to_restart(seen, [number, 0])
 
 
+def _keep_what_is_resubmitted(monkeypatch: pytest.MonkeyPatch, kept: list[Sequence[int]]) -> None:
+    def resubmit(sweep: Sweep, points: Sequence[int], _: object) -> SubmittedSweep:
+        kept.append(points)
+        return SubmittedSweep(sweep, (("200", tuple(points)),), (), ())
+
+    monkeypatch.setattr(submit, "resubmit", resubmit)
+
+
+def _assert_left_out(submitted: SubmittedSweep | None, point: int) -> None:
+    assert submitted is not None
+    assert (submitted.left_out, submitted.is_partial) == ((point,), True)  # the command ends with 1
+
+
 def test_points_that_were_never_made_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep, again = make_sweep(tmp_path, 3, array=None), list[Sequence[int]]()
-    monkeypatch.setattr(submit, "resubmit", lambda sweep, points, secrets: again.append(points))
+    _keep_what_is_resubmitted(monkeypatch, again)
     (sweep.run(1).path / "record.json").unlink()
-    control.rerun(sweep, None)
+    _assert_left_out(control.rerun(sweep, None), 1)
     assert again == [[0, 2]]
     end(sweep.run(0))
     end(sweep.run(2))
@@ -379,11 +393,11 @@ def test_a_point_whose_record_is_damaged_does_not_keep_the_others_from_running_a
 ) -> None:
     sweep, again = packed_sweep(tmp_path, 3) if packed else make_sweep(tmp_path, 3), list[Sequence[int]]()
     Site(monkeypatch, Slurm, {})
-    monkeypatch.setattr(submit, "resubmit", lambda sweep, points, secrets: again.append(points))
+    _keep_what_is_resubmitted(monkeypatch, again)
     for index in range(3):
         end(sweep.run(index), 1)
     (sweep.run(1).path / "record.json").write_text("{")
-    control.rerun(sweep, None)
+    _assert_left_out(control.rerun(sweep, None), 1)
     assert again == [[0, 2]]
     assert f"point 1 is left out: {sweep.run(1).path}/record.json cannot be read" in capsys.readouterr().err
     with pytest.raises(RunError, match=r"1/record\.json cannot be read"):
