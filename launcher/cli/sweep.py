@@ -29,6 +29,7 @@ from launcher.cli.output import (
 )
 from launcher.errors import ConfigError, near
 from launcher.files.folder_checks import require_own
+from launcher.files.retried_reads import Wrong
 from launcher.formatting import cut, flat, format_time, plural, ranges
 from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunState, or_damaged
 from launcher.monitoring.sweep_status import (
@@ -251,6 +252,9 @@ def show_results(
     done = [by_index[index] for index in ranked]
     rest = [each for each in seen if each.point.index not in metrics]
     keys = differing(manifest.points)
+    for index in (index for index, values in metrics.items() if not values):
+        if isinstance(result := sweep.run(index).read_result(), Wrong):
+            print(f"launcher: point {index}: {result.reason}", file=sys.stderr)
     if as_json:
         found = [
             {**row(each), "metrics": metrics.get(each.point.index, {}), **_reported(search, each.point.index)}

@@ -292,11 +292,12 @@ class Run(Struct):
 
     def result(self) -> dict[str, Any] | None:
         """Returns the final metrics of rank 0 (result.json); None: the run has written none, or the file is damaged."""
-        found = read_json(self.path / "result.json", io_bounds.RESULT_BYTES)
-        if isinstance(found, Wrong):
-            return None
-        metrics = unwrap(found)
+        found = self.read_result()
+        metrics = None if isinstance(found, Wrong) else unwrap(found)
         return metrics if isinstance(metrics, dict) else None
+
+    def read_result(self) -> Outcome[Any]:
+        return read_json(self.path / "result.json", io_bounds.RESULT_BYTES)
 
     def attempts(self) -> list[Attempt]:
         """Returns all attempts of the run, oldest first. Raises UnavailableError: the directory cannot be read now."""
@@ -452,8 +453,8 @@ def problems(run: Run, *, whole: bool = False) -> list[str]:
     Of files that grow with the run only the beginning and the end are checked, unless `whole`.
     """
     found: list[str] = []
-    for path in (f"{run.path}/result.json", f"{run.path}/results.json"):
-        found += _wrong(read_json(path, io_bounds.RESULT_BYTES))
+    for outcome in (run.read_result(), read_json(run.path / "results.json", io_bounds.RESULT_BYTES)):
+        found += _wrong(outcome)
     for output in run.outputs():
         found += _wrong(retry_read(partial(_require_regular, output), output))
     found += _wrong_lines(f"{run.path}/journal.jsonl")

@@ -327,6 +327,13 @@ def test_csv_has_everything(call: Call, sweep: Sweep, tmp_path: Path) -> None:
     assert len((tmp_path / "x.csv").read_text().splitlines()) == 7
 
 
+def test_a_result_that_is_damaged_is_told(call: Call, sweep: Sweep) -> None:
+    (sweep.run(1).path / "result.json").write_text('{"accuracy": 0.')
+    answer = call("sweep results lr-1")
+    assert [line.split()[0] for line in answer.lines[1:4]] == ["2", "0", "1"]
+    assert answer.error.startswith(f"launcher: point 1: {sweep.run(1).path}/result.json cannot be read: ")
+
+
 def test_results_for_programs(call: Call, sweep: Sweep) -> None:
     told = json.loads(call("sweep results lr-1 --json").out)
     assert (told["sorted_by"], told["best"]) == ("accuracy", 1)
