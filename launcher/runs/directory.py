@@ -457,27 +457,18 @@ def problems(run: Run, *, whole: bool = False) -> list[str]:
         found += _wrong(outcome)
     for output in run.outputs():
         found += _wrong(retry_read(partial(_require_regular, output), output))
-    found += _wrong_lines(f"{run.path}/journal.jsonl")
+    found += event_files.problems(f"{run.path}/journal.jsonl")
     for folder in (attempt.path / "events" for attempt in run.attempts()):
         for name in sorted(unwrap(list_names(folder)) or ()):
             grows = name.removesuffix(".jsonl") in GROWING
             if name.endswith(".jsonl"):
-                found += _wrong_lines(f"{folder}/{name}", ends=grows and not whole)
+                found += event_files.problems(f"{folder}/{name}", ends=grows and not whole)
     more = len(found) - MOST_PROBLEMS
     return [*found[:MOST_PROBLEMS], f"... and {more} more"] if more > 0 else found
 
 
 def _require_regular(path: Path) -> None:
     safe_io.open_regular(path).close()
-
-
-def _wrong_lines(path: str, *, ends: bool = False) -> list[str]:
-    try:
-        return event_files.problems(path, ends=ends)
-    except UnavailableError:
-        raise
-    except RunError as error:
-        return [str(error)]
 
 
 def _wrong(outcome: Outcome[object]) -> list[str]:

@@ -8,12 +8,12 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from launcher import io_bounds
 from launcher.files import safe_io
 from launcher.files.json_types import LATEST, misfit
-from launcher.files.retried_reads import retry_read, unwrap
+from launcher.files.retried_reads import Wrong, retry_read, unwrap
 from launcher.formatting import long_size
 from launcher.runs import events
 from launcher.runs.events import Event
@@ -80,9 +80,13 @@ def read_on(path: Path | str, offset: int) -> tuple[list[dict[str, Any]], int]:
 def problems(path: Path | str, *, ends: bool = False) -> list[str]:
     """Returns a message for each invalid line but the last, which may grow; `ends`: of a long file's ends only."""
     for checked in (_CHECKED_BYTES, 2 * io_bounds.EVENT_BYTES):  # more if a line is longer
-        pieces = unwrap(retry_read(
-            lambda: safe_io.read_ends(path, checked, checked) if ends else _pieces(path), path  # noqa: B023
-        ))  # fmt: skip
+        outcome = retry_read(
+            lambda: safe_io.read_ends(path, checked, checked) if ends else _pieces(path),  # noqa: B023
+            path,
+        )
+        if isinstance(outcome, Wrong):
+            return [outcome.reason]
+        pieces = unwrap(outcome)
         if all(b"\n" in piece for piece in pieces or ()):
             break
     found = []
@@ -114,29 +118,28 @@ def first_and_last(path: Path | str, *, retry_seconds: float | None = None) -> l
 def _ends(path: Path | str, series: Sequence[bytes], retry_seconds: float | None = None) -> list[dict[str, Any]]:
     def found() -> list[dict[str, Any]]:
         with safe_io.open_regular(path) as file:
-            size, most = os.fstat(file.fileno()).st_size, 2 * (io_bounds.EVENT_BYTES + 1)
-            length = _END_BYTES
-            while True:  # until the lines are read, however long they are
-                file.seek(0)
-                lines = file.read(min(length, size)).split(b"\n")
-                whole = lines[:-1] if length < size else lines
-                first, place = _until_series(whole, series)
-                if place < len(whole) or length >= min(size, most):
-                    break
-                length = min(8 * length, most)
-            after = sum(len(line) + 1 for line in whole[: place + 1])
-            length = _END_BYTES
-            while True:
-                begin = max(after, size - length)
-                file.seek(begin)
-                lines = file.read(size - begin).split(b"\n")
-                whole = lines[1:] if begin > after else lines
-                last, place = _until_series(whole[::-1], series)
-                if place < len(whole) or begin <= after or length >= most:
-                    return first + last[::-1]
-                length = min(8 * length, most)
+            size = os.fstat(file.fileno()).st_size
+            first, after = _end(file, 0, size, series)
+            last, _ = _end(file, after, size, series, backwards=True)
+            return first + last[::-1]
 
     return unwrap(retry_read(found, path, retry_seconds=retry_seconds)) or []
+
+
+def _end(
+    file: IO[bytes], begin: int, end: int, series: Sequence[bytes], *, backwards: bool = False
+) -> tuple[list[dict[str, Any]], int]:
+    # Returns the events from one end of a range on (`_until_series`), and the bytes of their lines
+    length, most = _END_BYTES, min(2 * (io_bounds.EVENT_BYTES + 1), end - begin)
+    while True:  # until the lines are read, however long they are
+        start, stop = (max(begin, end - length), end) if backwards else (begin, min(begin + length, end))
+        file.seek(start)
+        lines = file.read(stop - start).split(b"\n")
+        lines = lines[start > begin : len(lines) - (stop < end)]
+        found, place = _until_series(lines[::-1] if backwards else lines, series)
+        if place < len(lines) or length >= most:
+            return found, sum(len(line) + 1 for line in lines[: place + 1])
+        length = min(8 * length, most)
 
 
 def _pieces(path: Path | str) -> list[bytes]:
