@@ -625,7 +625,7 @@ def wait_until_over(
 def of_point(run: Run, reader: ClaimsReader) -> JobState | None:
     """Returns the state of a packed sweep's point as a job's; None: it is over, or has a job of its own; RunError."""
     sweep = Sweep(run.path.parent)
-    packing = reader.packing(sweep)
+    packing = sweep.packing()
     if packing is None:
         return None
     runs = reader.runs(sweep, packing, int(run.path.name))

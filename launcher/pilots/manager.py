@@ -514,12 +514,10 @@ class FreePoints:
         """
         while True:
             if not self._free or self._stale:
-                if not self.look():
-                    if not self._free:
-                        return None
-                    self._stale = False  # the next `look` is not due yet
-                elif not self._free:
-                    return None
+                self.look()
+                self._stale = False  # also if a look is not due yet
+            if not self._free:
+                return None
             point = self._free.popleft()
             log = self.logs.get(point, PointLog())
             if self._claims.add(point, log.next, EntryKind.CLAIMED, self._mine):
@@ -534,11 +532,11 @@ class FreePoints:
     def free(self) -> bool:
         return bool(self._free)
 
-    def look(self, *, now: bool = False) -> bool:
-        """Reads the claims and heartbeats of all slot managers, if that is due (or `now`); returns whether it did."""
+    def look(self, *, now: bool = False) -> None:
+        """Reads the claims and heartbeats of all slot managers, if that is due (or `now`)."""
         began = self._clock()
         if began < self._next_look and not now:
-            return False
+            return
         self.logs = self._claims.logs()
         dead, live, awaited = self._look_at_managers(began)
         managers = sorted({*live, self._mine})
@@ -555,12 +553,10 @@ class FreePoints:
             live={hosts[each] for each in managers}, taken_over=held,
             not_started=self.not_started,
         ))  # fmt: skip
-        self._stale = False
         self._looked = self._clock()
         took = self._looked - began
         self._pause = SOONEST if list(self._free) != before else min(LATEST, 2 * self._pause + SOONEST)
         self._next_look = began + max(self._pause, 10 * took)
-        return True
 
     def _look_at_managers(self, now: float) -> tuple[set[Manager], set[Manager], set[Manager]]:
         dead, live, awaited = set[Manager](), set[Manager](), set[Manager]()

@@ -38,7 +38,7 @@ from launcher.processes import Process, namespace
 from launcher.runs import event_files
 from launcher.runs.events import Event, ManagerBegan, ManagerEnded, known
 from launcher.runs.lease_and_locks import SILENCE, TIMEOUT, is_dead
-from launcher.runs.sweep_directory import RECORD, Packing, Sweep
+from launcher.runs.sweep_directory import Packing, Sweep
 
 CLAIMS, MANAGERS = "claims", "managers"
 HEARTBEAT = 15.0  # seconds between two heartbeats of a slot manager
@@ -433,7 +433,6 @@ class ClaimsReader:
     def __init__(self) -> None:
         # By sweep: logs, mtime of the folder of claims, when this mtime was first seen, when the folder was listed
         self._known: dict[Path, tuple[Mapping[int, PointLog], object, float, float]] = {}
-        self._packings: dict[Path, tuple[int, Packing | None]] = {}  # with the mtime (ns) of the sweep's record
         self._ended: set[tuple[Path, Manager]] = set()
 
     def of(self, sweep: Sweep, packing: Packing) -> SweepClaims:
@@ -449,15 +448,6 @@ class ClaimsReader:
         self._known[sweep.path] = logs, changed, seen, listed
         alive = frozenset(each for each in reads.managers() if self._alive(sweep, reads, each, packing))
         return SweepClaims(logs, alive)
-
-    def packing(self, sweep: Sweep) -> Packing | None:
-        """Returns how a sweep's points share pilots, without reading its record for each point; raises RunError."""
-        record = sweep.path / RECORD
-        changed = unwrap(retry_read(lambda: record.stat().st_mtime_ns, record)) or 0
-        known = self._packings.get(sweep.path)
-        if known is None or known[0] != changed:
-            known = self._packings[sweep.path] = changed, sweep.manifest().packing
-        return known[1]
 
     def runs(self, sweep: Sweep, packing: Packing, point: int) -> bool | None:
         """Returns whether a point runs, from its own log and that of its slot manager alone; None: it is over."""

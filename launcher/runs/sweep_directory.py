@@ -137,14 +137,21 @@ class Sweep(Struct):
 
         Raises RunError: there is no manifest, it is damaged, or another version of the launcher wrote it.
         """
-        record = self.path / RECORD
-        if (version := _version(record)) is None:
-            raise RunError(f"{self.path} is not a sweep: it has no {RECORD}")
-        manifest = _manifest(record, version)
+        manifest = self._manifest()
         if not manifest.search:
             return manifest
         trials = SearchRecord(self.path).journal().trials
         return replace(manifest, points=tuple(canonical(each.overrides) for each in trials))
+
+    def packing(self) -> Packing | None:
+        """Returns how the points share pilots; of a search, without a look at its points."""
+        return self._manifest().packing
+
+    def _manifest(self) -> SweepManifest:
+        record = self.path / RECORD
+        if (version := _version(record)) is None:
+            raise RunError(f"{self.path} is not a sweep: it has no {RECORD}")
+        return _manifest(record, version)
 
     def points(self) -> list[Point]:
         return [Point(index, each, self.run(index)) for index, each in enumerate(self.manifest().points)]

@@ -72,7 +72,7 @@ def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = 
             if points is None:  # again: a command that submitted meanwhile has removed it
                 with _collected(unmarked):
                     sweep.mark_cancelled(True)
-            if (packing := sweep.manifest().packing) is None:
+            if (packing := sweep.packing()) is None:
                 found = _cancel(sweep, points, kill, unmarked)
             else:
                 found = _cancel_in_pilots(sweep, points, packing, unmarked)

@@ -197,7 +197,7 @@ def resubmit(
             found |= secrets(sweep.run(members[0]))
             secret.require(plan.secret_variables, {**os.environ, **found})
     with secret.exported(found), only_submitter(sweep.path):
-        packed = sweep.manifest().packing is not None
+        packed = sweep.packing() is not None
         if packed:
             start_again(sweep, points)
         sweep.mark_cancelled(False)
@@ -445,7 +445,7 @@ def submit_pilots(sweep: Sweep, points: Sequence[int], *, by_hand: bool = False)
     points: numbers of points that were made, if any.
     """
     live_runs_index.add(sweep.path)
-    packing = sweep.manifest().packing
+    packing = sweep.packing()
     assert packing is not None, "the sweep is packed"
     Claims.create(sweep.path)
     first = _readable(sweep, points or range(max(len(sweep.manifest().points), 1)))  # pilots are made from any point
