@@ -139,7 +139,6 @@ def _release(run: Run, plan: JobPlan, job: str) -> None:
             again = [point for point in array.points if point not in submitted.not_accepted]
             whole = len(again) == len(array.points)
             requests.cancel(array.plan, {point: array.job if whole else str(old[point]) for point in again})
-            forget(array.plan)
         if left := [*submitted.not_accepted, *requests.failed]:
             reason = next((str(error) for error in requests.failed.values()), submitted.limit)
             raise QueryError(f"jobs of its points {ranges(sorted(left))} stay held: {reason}")
@@ -194,16 +193,10 @@ def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool, unmarked: 
     requests = _Requests()
     for started in (False, True):  # pending jobs first: one of them may start when another job ends
         for array in arrays:
-            if started != (array.pending < len(array.points)):
-                continue
             own = [index for index in array.points if index in chosen]
-            whole = len(own) == len(array.points)
-            try:
-                for part in parts(len(own), None if whole else io_bounds.CANCELLED_JOBS) if own else ():
-                    members = own[part.start : part.stop]
-                    requests.cancel(array.plan, {index: array.job if whole else jobs[index] for index in members})
-            finally:
-                forget(array.plan)
+            if own and started == (array.pending < len(array.points)):
+                whole = len(own) == len(array.points)
+                requests.cancel(array.plan, {index: array.job if whole else jobs[index] for index in own})
         for each in alone:
             if each.point.index in chosen and started == (each.state in STARTED):
                 assert each.seen is not None, "it may have a job of its own"
@@ -236,13 +229,19 @@ class _Requests:
 
     def cancel(self, plan: JobPlan, jobs: Mapping[int, str]) -> None:
         """Cancels the jobs of points with one command; where that fails, each by itself, to know which cannot be."""
-        ids = dict.fromkeys(jobs.values())
-        self.send(plan, jobs, partial(queries(plan).cancel, *ids))
-        error = next((self.failed[index] for index in jobs if index in self.failed), None)
-        if len(ids) > 1 and error is not None and not isinstance(error, AnswerLost):
-            for index, job in jobs.items():
-                self.failed.pop(index)
-                self.send(plan, [index], partial(queries(plan).cancel, job))
+        points, whole = list(jobs), len({*jobs.values()}) == 1
+        try:
+            for part in parts(len(points), None if whole else io_bounds.CANCELLED_JOBS):
+                members = points[part.start : part.stop]
+                ids = dict.fromkeys(jobs[index] for index in members)
+                self.send(plan, members, partial(queries(plan).cancel, *ids))
+                error = self.failed.get(members[0])
+                if len(ids) > 1 and error is not None and not isinstance(error, AnswerLost):
+                    for index in members:
+                        self.failed.pop(index)
+                        self.send(plan, [index], partial(queries(plan).cancel, jobs[index]))
+        finally:
+            forget(plan)
 
     def send(self, plan: JobPlan, points: Collection[int], request: Callable[[], None]) -> None:
         name = plan.cluster.scheduler
