@@ -28,7 +28,6 @@ from launcher.fast_dataclasses import Struct
 from launcher.files import safe_io
 
 T = TypeVar("T")
-S = TypeVar("S")
 AnyPath = str | Path
 
 IN_A_JOB, IN_A_COMMAND = 60.0, 3.0  # seconds for which transient errors are retried
@@ -100,34 +99,17 @@ def read_bytes(path: AnyPath, most: int | None = None, *, retry_seconds: float |
 
 def read_text(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[str | None]:
     """Reads the text of a file, as `read_bytes` does. Invalid UTF-8 becomes surrogates."""
-    return map_value(read_bytes(path, retry_seconds=retry_seconds), lambda data: os.fsdecode(data))
+    return retry_read(lambda: os.fsdecode(safe_io.read_whole(path)), path, retry_seconds=retry_seconds)
 
 
 def read_json(path: AnyPath, most: int | None = None) -> Outcome[Any]:
     """Reads a JSON file of up to `most` bytes, as `read_bytes` does. Wrong as well if the file is not valid JSON."""
-
-    def parsed(data: bytes) -> Any:
-        try:
-            return safe_io.parse_json(data)
-        except ValueError as error:
-            raise RunError(f"{path} cannot be read: {error}") from None
-
-    return map_value(read_bytes(path, most), parsed)
+    return retry_read(lambda: safe_io.parse_json(safe_io.read_whole(path, most)), path)
 
 
 def list_names(folder: AnyPath) -> Outcome[list[str] | None]:
     """Lists the names in a folder, unordered; the outcome's value is None if the folder does not exist."""
     return retry_read(lambda: [entry.name for entry in os.scandir(folder)], folder)
-
-
-def map_value(outcome: Outcome[T | None], function: Callable[[T], S]) -> Outcome[S | None]:
-    """Applies a function to the value, not None, of an Ok outcome; its RunError becomes Wrong."""
-    if not isinstance(outcome, Ok) or outcome.value is None:
-        return outcome if not isinstance(outcome, Ok) else Ok(None)
-    try:
-        return Ok(function(outcome.value))
-    except RunError as error:
-        return Wrong(str(error))
 
 
 def retry_read(call: Callable[[], T], path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[T | None]:
@@ -162,8 +144,8 @@ def backoff(limit: float, first: float | None = None, longest: float | None = No
 def _once(call: Callable[[], T], path: AnyPath) -> Outcome[T | None]:
     try:
         return Ok(call())
-    except ValueError as error:  # the name contains a NUL byte
-        return Wrong(f"{path!r} cannot be read: {error}")
+    except ValueError as error:  # the content is not valid, or the name contains a NUL byte
+        return Wrong(f"{path} cannot be read: {error}".replace("\0", "\\0"))
     except OSError as error:
         number = error.errno or 0
         if number in ABSENT:

@@ -166,9 +166,6 @@ def _run(attempt: Attempt, slot: Slot, host: str, manager: int) -> NoReturn:
         take_streams(output, output)
         os.close(output)
         code = _recorded(attempt, slot, host)
-    except UnavailableError as error:
-        log_line(str(error))
-        code = errors.RESUME
     except BaseException:
         traceback.print_exc()
     finally:
@@ -183,9 +180,9 @@ def _recorded(attempt: Attempt, slot: Slot, host: str) -> int:
     code = errors.FAILED
     try:
         code = _agent(attempt, slot, host)
-    except UnavailableError:
+    except UnavailableError as error:
+        log_line(str(error))
         code = errors.RESUME
-        raise
     finally:
         event_files.append(attempt.events_file("script"), Ended(code=code))
     return code
