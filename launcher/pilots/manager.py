@@ -259,7 +259,7 @@ class SlotManager:
             attempt = point_fork.begin(run)
             self._note(kinds.PointBegan(point=point, slot=slot.number, attempt=attempt.number))
             pid = self._starts(attempt, slot, self._host)
-        except (OSError, UnavailableError) as error:
+        except (OSError, LauncherError) as error:
             again = is_transient(error) and before.interrupted + 1 < most  # no process is left, say; else a full disk
             log_line(f"point {point} cannot be started: {error}")
             self._not_started(point, before, slot, EntryKind.RELEASED if again else EntryKind.FAILED)

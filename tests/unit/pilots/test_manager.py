@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.leader_connection import Signals
-from launcher.errors import RESUME, UnavailableError
+from launcher.errors import RESUME, ConfigError, UnavailableError
 from launcher.failures.messages import of_fault
 from launcher.pilots import manager
 from launcher.pilots.manager import FreePoints, SlotManager
@@ -300,6 +300,25 @@ def test_a_point_whose_folder_cannot_be_read_now_ends_no_pilot_and_is_tried_agai
     slot_manager(sweep, points, monkeypatch).run()
     assert points.started == [0, 2, 3, 1]
     assert states(sweep) == dict.fromkeys(range(4), State.DONE)
+
+
+def test_a_point_whose_folder_cannot_be_made_fails_and_ends_no_pilot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, points = packed_sweep(tmp_path, 4), Points({})
+    search = Search(sweep, pruned=set())
+
+    def made(number: int) -> Run:
+        if number == 1:
+            raise ConfigError("it is there already")
+        return sweep.run(number)
+
+    monkeypatch.setattr(search, "made", made)
+    monkeypatch.setattr(manager, "_search_of", lambda sweep, waiting: search)
+    monkeypatch.setattr(manager, "PAUSE", 0.0)
+    slot_manager(sweep, points, monkeypatch).run()
+    assert points.started == [0, 2, 3]
+    assert states(sweep) == {0: State.DONE, 1: State.FAILED, 2: State.DONE, 3: State.DONE}
 
 
 def test_a_point_that_ends_its_managers_comes_last_and_has_as_many_attempts_as_any_run(
