@@ -15,7 +15,6 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +50,7 @@ from launcher.runs.sweep_directory import (
     SearchRecord,
     SearchSettings,
     Sweep,
+    TrialRecord,
     TrialState,
     journal_entries,
 )
@@ -185,12 +185,6 @@ LOOK = 5.0  # seconds between two looks whether a search that has ended has othe
 RUNGS = 3  # number of rungs, unless sweep.asha.min_steps is given
 
 
-@dataclass(frozen=True)
-class Trial:
-    number: int  # number of the point in the sweep
-    overrides: tuple[str, ...]  # all overrides of the point
-
-
 class Search:
     """The search of a sweep, for one process. A forked child must make its own object."""
 
@@ -208,7 +202,7 @@ class Search:
         self._next_rung: dict[int, float] = {}  # by trial: steps at its next rung; reports before it are ignored
         self._opened: tuple[JournalBackend, optuna.Study] | None = None
 
-    def ask(self) -> Trial | None:
+    def ask(self) -> TrialRecord | None:
         """Chooses the next point, and records it; None: the search has ended. Raises UnavailableError, OSError."""
         with self._operation() as study:
             self.refresh()
@@ -226,7 +220,7 @@ class Search:
                     user_attrs={OVERRIDES: overrides},
                 )
             )  # fmt: skip
-            return Trial(len(trials), overrides)
+            return TrialRecord(len(trials), overrides)
 
     def refresh(self) -> None:
         """Reads the settings again, since a repeated command may have raised the budget; damaged ones are left out."""

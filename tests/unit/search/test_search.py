@@ -24,7 +24,7 @@ from launcher.search import progress
 optuna = pytest.importorskip("optuna", minversion="4", reason="pip install 'launcher[optuna]'")
 
 from launcher.search import search as search_module  # noqa: E402
-from launcher.search.search import Search, Trial  # noqa: E402
+from launcher.search.search import Search  # noqa: E402
 
 GRID = ["workload=ddp_mnist", "workload.lr=0.1,0.01,0.001", "seed=range(3)"]
 FLOATS = ["workload=ddp_mnist", "workload.lr=tag(log,interval(1e-4,1e-1))", "workload.momentum=interval(0,1)"]
@@ -38,8 +38,8 @@ def made(path: Path, method: str, overrides: list[str], **changes: Any) -> Searc
     return Search(path)
 
 
-def asked(search: Search, most: int = 1000) -> list[Trial]:
-    found: list[Trial] = []
+def asked(search: Search, most: int = 1000) -> list[TrialRecord]:
+    found: list[TrialRecord] = []
     while len(found) < most and (trial := search.ask()) is not None:
         found.append(trial)
     return found
@@ -88,7 +88,7 @@ def test_a_value_with_the_error_of_float_arithmetic_is_not_chosen_again(tmp_path
 
 @pytest.mark.parametrize("method", ["random", "asha", "tpe"])
 def test_the_seed_and_the_results_determine_the_points(method: str, tmp_path: Path) -> None:
-    def points(name: str, seed: int) -> list[Trial]:
+    def points(name: str, seed: int) -> list[TrialRecord]:
         found = []
         for _ in range(14):
             # Another process each time, as far as the search can see
@@ -124,7 +124,7 @@ def test_a_choice_among_many_numbers_looks_at_each_point_once(tmp_path: Path, mo
 
 def test_tpe_comes_near_the_best_of_a_smooth_function(tmp_path: Path) -> None:
     search = made(tmp_path, "tpe", ["x=interval(0,1)"], points=60)
-    running: list[Trial] = []
+    running: list[TrialRecord] = []
     while (trial := search.ask()) is not None:
         running.append(trial)
         if len(running) == 4:  # four at the same time
@@ -206,7 +206,7 @@ def test_a_permutation_reaches_every_number_once(count: int, most: int, monkeypa
 # -- pruning
 
 
-def run(search: Search, trial: Trial, values: list[float]) -> int:
+def run(search: Search, trial: TrialRecord, values: list[float]) -> int:
     """Reports a value after each step until the point is pruned; returns its steps."""
     for step, value in enumerate(values, 1):
         if search.report(trial.number, step, value, len(values)):
