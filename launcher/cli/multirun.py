@@ -94,7 +94,7 @@ class Multirun:
     def _ask(self, prepared: PreparedSweep, above: float | None) -> None:
         exists = prepared.existing is not None
         new = [
-            plan for plan in prepared.jobs.values()
+            plan for plan in (prepared.pilots or prepared.plans).values()
             if plan.queued
             and not (exists and (run := Run(Path(plan.run_dir))).recorded() and read_history(run).job_id is not None)
         ]  # fmt: skip
@@ -115,10 +115,10 @@ def show(prepared: PreparedSweep) -> None:
     """Prints a dry run: each job array of a sweep with its points and job script; for a search, its pilots."""
     keys = sweep_directory.differing(prepared.manifest.points)
     queued = [len(members) for plan, members in prepared.groups if plan.queued]
-    throttles, serial = iter(prepare.shares(prepared.parallelism, queued)), 0
+    throttles, serial = iter(prepare.shares(prepared.manifest.parallelism, queued)), 0
     print(f"sweep      {prepared.path.name}: {_what(prepared)}")
     print(f"directory  {prepared.path}")
-    if asking := [plan for plan in prepared.jobs.values() if plan.queued]:
+    if asking := [plan for plan in (prepared.pilots or prepared.plans).values() if plan.queued]:
         print_under("requests", limits.lines_of_all(asking))
     if prepared.pilots:
         pilot = prepared.pilots[0]
@@ -158,7 +158,7 @@ def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep) -> None:
             print(f"           {plural(left, 'pilot')} could not be submitted: {submitted.pilots.words}")
         print(f"           {_at_once(prepared)}")
     elif submitted.local:
-        most = prepared.parallelism or 1
+        most = prepared.manifest.parallelism or 1
         print(f"here       {plural(len(submitted.local), 'point')}, {most} at a time")
     if before := set(submitted.already_submitted):
         states = Counter(seen.state for seen in point_statuses(sweep) if seen.point.index in before)

@@ -124,17 +124,12 @@ class PreparedSweep:
     points: Mapping[int, RequestedPoint]  # the points that the command line asks for, by number
     plans: Mapping[int, JobPlan]  # plan of each point in `points`, by number
     groups: Sequence[tuple[JobPlan, tuple[int, ...]]]  # plan of each array, and the numbers of its points
-    parallelism: int | None  # number of points that may run at once; None: no limit
     notes: tuple[str, ...]  # messages for the user
     secrets: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)  # are not written to files
     pilots: Mapping[int, JobPlan] = dataclasses.field(default_factory=dict)  # empty: each point has a job of its own
     # Of a search, whose points are representative ones, and whose manifest has none:
     settings: SearchSettings | None = None  # what is searched, and how; None: it is no search
     template: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # for the records of its points
-
-    @property
-    def jobs(self) -> dict[int, JobPlan]:
-        return dict(self.pilots or self.plans)
 
 
 def id_of(command: Sequence[str], name: str) -> str:
@@ -211,8 +206,7 @@ def prepare_sweep(points: Sequence[RequestedPoint], command: Sequence[str]) -> P
             held, jobs = held_allocation(config, os.environ), 0 if existing else 1  # the rest can be submitted later
             notes.update(dict.fromkeys(check_capacity(plan, config, os.environ, held, jobs)))
     return PreparedSweep(
-        path, existing, manifest, tuple(order), by_index, plans, arrays, manifest.parallelism, tuple(notes), secrets,
-        asking,
+        path, existing, manifest, tuple(order), by_index, plans, arrays, tuple(notes), secrets, asking
     )  # fmt: skip
 
 

@@ -145,7 +145,7 @@ def _submit_points(sweep: Sweep, prepared: PreparedSweep, by_hand: bool) -> Subm
         done = set(prepared.plans) - made
         submitted = submit_pilots(sweep, prepared.order, by_hand=by_hand)
     else:
-        submitter = _ArraySubmitter(sweep, prepared.groups, prepared.plans, prepared.parallelism, by_hand=by_hand)
+        submitter = _ArraySubmitter(sweep, prepared.groups, prepared.plans, by_hand=by_hand)
         submitted = submitter.submit(set(prepared.plans) - done)
     return dataclasses.replace(submitted, already_submitted=tuple(sorted(done)))
 
@@ -205,7 +205,7 @@ def resubmit(
             return submit_pilots(sweep, points)
         for index in points:
             sweep.run(index).clear_marks()
-        submitter = _ArraySubmitter(sweep, groups, plans, sweep.manifest().parallelism, restart=True)
+        submitter = _ArraySubmitter(sweep, groups, plans, restart=True)
         return submitter.submit(set(points))
 
 
@@ -256,11 +256,11 @@ class _ArraySubmitter:
     # `preceding`, where it is passed: a job or array of the sweep that must end before, because of sweep.parallelism
 
     def __init__(
-        self, sweep: Sweep, groups: Sequence[tuple[JobPlan, tuple[int, ...]]], plans: Mapping[int, JobPlan],
-        parallelism: int | None, *, restart: bool = False, by_hand: bool = False,
+        self, sweep: Sweep, groups: Sequence[tuple[JobPlan, tuple[int, ...]]], plans: Mapping[int, JobPlan], *,
+        restart: bool = False, by_hand: bool = False,
     ) -> None:  # fmt: skip
         self._sweep, self._groups, self._plans, self._restart = sweep, groups, plans, restart
-        self._parallelism, self._by_hand = parallelism, by_hand
+        self._parallelism, self._by_hand = sweep.manifest().parallelism, by_hand
         self._monitor, self._asked = JobMonitor(), set[str]()  # for `_blocking_jobs`: jobs that were looked at
         self._commands: list[str] = []
         self._serial = len(sweep.tokens())
