@@ -53,7 +53,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -354,30 +354,26 @@ class JobMonitor:
                 known = self._has_end(plan.cluster.scheduler, key)
                 if not (snapshot.problem or known) and (job is None or job.state is JobState.GONE):
                     gone.setdefault(plan.cluster.scheduler, (plan, []))[1].append(history.job_id)
-        for scheduler, (plan, job_ids) in gone.items():
-            if len(job_ids) < 2:
-                continue
-            ends: Mapping[str, SchedulerJob] | QueryError
-            try:
-                with self._announced_wait(scheduler):
-                    ends = queries(plan, QUERY_TIMEOUT).ended_all(job_ids)
-            except QueryError as error:
-                ends = error
-            now = time.monotonic()
-            for key in map(queries(plan).key, job_ids):
-                self._ended[scheduler, key] = now, ends if isinstance(ends, QueryError) else ends.get(key)
+        for plan, job_ids in gone.values():
+            self._ask_ends(plan, job_ids)
+
+    def _ask_ends(self, plan: JobPlan, job_ids: Sequence[str]) -> None:
+        commands, scheduler = queries(plan, QUERY_TIMEOUT), plan.cluster.scheduler
+        ends: Mapping[str, SchedulerJob] | QueryError
+        try:
+            with self._announced_wait(scheduler):
+                ends = commands.ended_all(job_ids)
+        except QueryError as error:
+            ends = error
+        now = time.monotonic()
+        for key in map(commands.key, job_ids):
+            self._ended[scheduler, key] = now, ends if isinstance(ends, QueryError) else ends.get(key)
 
     def ended(self, plan: JobPlan, job_id: str) -> SchedulerJob | None:
         """Returns the scheduler's record of a job that is over, or None; raises QueryError."""
-        commands = queries(plan, QUERY_TIMEOUT)
-        place = plan.cluster.scheduler, commands.key(job_id)
+        place = plan.cluster.scheduler, queries(plan).key(job_id)
         if not self._has_end(*place):
-            known: SchedulerJob | QueryError | None
-            try:
-                known = commands.ended(job_id)
-            except QueryError as error:
-                known = error
-            self._ended[place] = time.monotonic(), known
+            self._ask_ends(plan, [job_id])
         if isinstance(found := self._ended[place][1], QueryError):
             raise found
         return found

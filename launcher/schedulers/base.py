@@ -108,9 +108,6 @@ class Queries(Protocol):
     def key(self, job_id: str) -> str:
         """Returns the key of a job in the results of `jobs` and `ended_all`."""
 
-    def ended(self, job_id: str) -> SchedulerJob | None:
-        """Returns the record of an ended job, or None if the scheduler has no record of it."""
-
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
         """Returns the records of ended jobs by `key`, with as few commands as possible, without unknown jobs."""
 

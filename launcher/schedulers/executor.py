@@ -106,7 +106,8 @@ class JobWatcher(core.InfoWatcher):
         info = self.get_info(job_id, mode)
         if info.get("State") == OVER and mode != "cache":
             try:
-                job = self._queries.ended(self.current(job_id))
+                current = self.current(job_id)
+                job = self._queries.ended_all([current]).get(self._queries.key(current))
             except QueryError:
                 return "UNKNOWN"
             info.update(State=job.raw_state if job else "FORGOTTEN", Reason=job.reason if job else "")

@@ -88,9 +88,6 @@ class SGE(QsubCommands):
     def key(self, job_id: str) -> str:
         return job_id
 
-    def ended(self, job_id: str) -> SchedulerJob | None:
-        return self.ended_all([job_id]).get(job_id)
-
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
         found: dict[str, SchedulerJob] | None = None
         if len(set(map(array_of, job_ids))) > FEW:

@@ -94,9 +94,6 @@ class Slurm(Struct):
     def sacct(self, *options: str) -> str:
         return self.run("sacct", *in_cluster(), "--noheader", "--parsable2", *options)
 
-    def ended(self, job_id: str) -> SchedulerJob | None:
-        return self.accounting([job_id]).get(job_id)
-
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
         arrays = Counter(map(array_of, job_ids))  # several elements of one are asked for by the array's id
         ids = list(dict.fromkeys(each if arrays[array_of(each)] == 1 else array_of(each) for each in job_ids))

@@ -39,9 +39,6 @@ class Queries:
     def key(self, job_id: str) -> str:
         return job_id
 
-    def ended(self, job_id: str) -> SchedulerJob | None:
-        return self._all().get(job_id)
-
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
         return {key: job for key, job in self._all().items() if key in job_ids}
 

@@ -388,9 +388,6 @@ def test_a_function_ends_though_accounting_never_answers() -> None:
         def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
             raise QueryTimeout("qacct takes longer than 60 s")
 
-        def ended(self, job_id: str) -> SchedulerJob | None:
-            raise QueryTimeout("qacct takes longer than 60 s")
-
     watcher = JobWatcher(Queue())  # type: ignore[arg-type]
     watcher.register_job("1")
     watcher.update()

@@ -140,7 +140,7 @@ def test_an_array_whose_records_are_too_long_for_one_answer_is_asked_for_in_part
     assert set(SGE().ended_all(wanted)) == {"6_2", "6_10001", *others}  # the stand-in leaves out the last of a range
     ranges = [("qacct", "-j", "6", "-t", "3-6"), ("qacct", "-j", "6", "-t", "10002-10008")]
     assert [each for each in asked if "-t" in each] == ranges
-    SGE().ended("6_2")
+    SGE().ended_all(["6_2"])
     assert asked[-1] == ("qacct", "-j", "6", "-t", "3-3")
 
 

@@ -451,7 +451,7 @@ def test_all_commands_ask_the_cluster_of_slurm_clusters(commands: Path, monkeypa
     assert "SLURM_CLUSTERS" not in {*environment.environment, *environment.dropped}
     slurm = Slurm()
     assert slurm.submit("script.sh", environment.environment, "--nice") == "7"
-    slurm.ended("7")
+    slurm.ended_all(["7"])
     history("7", slurm)
     slurm.trial([], environment.environment)
     slurm.jobs()
