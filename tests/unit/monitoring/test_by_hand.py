@@ -43,7 +43,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     def queries(plan: Any, timeout: float = 0) -> Any:
         listed = {job: SchedulerJob(job, JobState.PENDING, "PENDING") for job in found.jobs.values()}
         return SimpleNamespace(
-            find=found.find, key=str, jobs=lambda ids=None: listed, ended=lambda job: None,
+            find=found.find, key=str, jobs=lambda ids=None: listed, ended_all=lambda jobs: {},
             cancel=found.cancelled.append,
         )  # fmt: skip
 

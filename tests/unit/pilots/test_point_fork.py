@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,6 @@ def test_an_agent_that_cannot_begin_leaves_an_end(
     run = Run(tmp_path / "5")
     Path(run.path, "attempts").mkdir(parents=True)
     attempt = point_fork.begin(run)
-    with pytest.raises(type(error)):
+    with pytest.raises(RunError) if code == FAILED else contextlib.nullcontext():
         point_fork._recorded(attempt, Slot(0), "node1")
     assert [end.code for end in every(attempt.events(), Ended)] == [code]
