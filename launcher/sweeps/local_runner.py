@@ -27,7 +27,7 @@ READ_TIMEOUT = 3600.0  # seconds for which the sweep cannot be read, after which
 
 def main(path: str) -> int:
     """Starts all requested points of a sweep; while it cannot be read, waits up to READ_TIMEOUT: nobody else would."""
-    points, failed = _Points(Sweep(Path(path))), set[int]()
+    points, failed = _Points(Sweep(Path(path))), dict[int, float]()
     while True:
         try:
             return _run(points, failed)
@@ -38,8 +38,9 @@ def main(path: str) -> int:
             time.sleep(LONGEST)
 
 
-def _run(points: _Points, failed: set[int]) -> int:
-    while set(points.look()[0]) - failed:
+def _run(points: _Points, failed: dict[int, float]) -> int:
+    # failed: the requests of points that could not be started, by point
+    while points.look()[0].items() - failed.items():
         with try_acquire(points.sweep.path / LOCK) as locked:
             if not locked:
                 return DONE  # another process works, and reads new requests too
@@ -47,13 +48,13 @@ def _run(points: _Points, failed: set[int]) -> int:
     return DONE
 
 
-def _start_points(points: _Points, failed: set[int]) -> None:
+def _start_points(points: _Points, failed: dict[int, float]) -> None:
     while True:
         began = time.monotonic()
         parallelism = points.sweep.manifest().parallelism or 1
         requested, running = points.look(parallelism + len(failed))
         took = time.monotonic() - began
-        waiting = [index for index in requested if index not in failed]
+        waiting = [index for index, since in requested.items() if failed.get(index) != since]
         if not waiting:
             return
         for index in waiting[: max(parallelism - running, 0)]:
@@ -64,7 +65,7 @@ def _start_points(points: _Points, failed: set[int]) -> None:
             except UnavailableError:
                 raise  # `main` tries it later
             except (LauncherError, OSError) as error:
-                failed.add(index)
+                failed[index] = requested[index]
                 print(f"point {index}: {error}", file=sys.stderr, flush=True)
         points.read_at = time.monotonic()
         time.sleep(max(POLL_INTERVAL, 4 * took))  # with many points a read takes long
@@ -78,14 +79,14 @@ class _Points:
         self.read_at = time.monotonic()  # when everything could be read last
         self._known: dict[int, tuple[bool, float]] = {}  # by point: whether it waits, else it is over; its request
 
-    def look(self, most: int | None = None) -> tuple[list[int], int]:
-        """Returns the points (at most so many) that have not started since their request, and how many run now."""
-        waiting: list[int] = []
+    def look(self, most: int | None = None) -> tuple[dict[int, float], int]:
+        """Returns points (at most so many) that have not started since their request, with it, and how many run now."""
+        waiting: dict[int, float] = {}
         running, cancelled = 0, self.sweep.cancelled()
         for index, since in self.sweep.local_requests().items():
             waits, known = self._known.get(index, (False, None))
             if known == since and not cancelled and (not waits or (most is not None and len(waiting) >= most)):
-                waiting += [index] if waits else []
+                waiting |= {index: since} if waits else {}
                 continue
             run = self.sweep.run(index)
             process, started = process_of(run), last(journal_events(run), ProcessStarted)
@@ -96,7 +97,7 @@ class _Points:
             if waits or (begun and not alive):
                 self._known[index] = waits, since
             running += alive
-            waiting += [index] if waits else []
+            waiting |= {index: since} if waits else {}
         return waiting, running
 
 

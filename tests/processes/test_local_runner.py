@@ -96,6 +96,24 @@ def test_a_point_that_cannot_be_started_is_told_and_left(
     assert capsys.readouterr().err == "point 1: no record\n"
 
 
+def test_a_point_that_could_not_be_started_and_is_asked_for_again_meanwhile_is_started(
+    tmp_path: Path, starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = a_sweep(tmp_path, 3)
+    starts.refuse = {0}
+
+    def start(run: Run, *_: Any, resumed: bool) -> None:
+        starts(run, resumed=resumed)
+        if run.path.name == "1":
+            starts.refuse.clear()
+            sweep.request_local([0], restart=True)
+
+    monkeypatch.setattr(local_runner, "start", start)
+    sweep.request_local([0, 1, 2], restart=False)
+    assert local_runner.main(str(sweep.path)) == 0
+    assert sorted(starts.started) == [0, 1, 2]
+
+
 def test_each_outage_of_the_file_server_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep, now, unreadable = a_sweep(tmp_path, 30), [0.0], [3, 9, 20]
 
