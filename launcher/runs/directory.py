@@ -51,7 +51,7 @@ from launcher import io_bounds
 from launcher.errors import NO_RETRY, RESUME, ConfigError, RunError, UnavailableError, is_transient
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode
-from launcher.fast_dataclasses import Struct, replace
+from launcher.fast_dataclasses import Struct
 from launcher.files import folder_checks, safe_io
 from launcher.files.json_types import misfit
 from launcher.files.retried_reads import (
@@ -495,7 +495,7 @@ class Events:
 
     def __init__(self, attempt: Attempt | None, writer: str) -> None:
         self._path = attempt.events_file(writer) if attempt else None
-        self._unwritten: deque[Event] = deque(maxlen=UNWRITTEN)
+        self._unwritten: deque[str] = deque(maxlen=UNWRITTEN)  # lines
         self._failing = False
         self._refused: set[str] = set()  # kinds of events that were left out
 
@@ -503,11 +503,16 @@ class Events:
         """Writes an event, at the present time if it has none; False: it is no JSON, or exceeds a bound."""
         if self._path is None:
             return True
-        self._unwritten.append(replace(event, time=event.time or time.time()))
-        fits = True
+        try:
+            self._unwritten.append(event_files.line_of(event))
+        except (TypeError, ValueError) as error:
+            if event.event not in self._refused:
+                log_line(f"an event {event.event} is not written to {self._path}: {error}", sys.stdout)
+            self._refused.add(event.event)
+            return False
         try:
             while self._unwritten:
-                fits = self._append(self._path, self._unwritten[0])
+                safe_io.append(self._path, self._unwritten[0])
                 self._unwritten.popleft()
         except OSError as error:
             if not self._failing:
@@ -515,16 +520,6 @@ class Events:
             self._failing = True
         else:
             self._failing = False
-        return fits
-
-    def _append(self, path: Path, event: Event) -> bool:
-        try:
-            event_files.append(path, event)
-        except (TypeError, ValueError) as error:
-            if event.event not in self._refused:
-                log_line(f"an event {event.event} is not written to {path}: {error}", sys.stdout)
-            self._refused.add(event.event)
-            return False
         return True
 
 

@@ -29,11 +29,15 @@ _JOINT_PARSE_LIMIT = 1 << 22  # bytes; fewer bytes of lines are parsed as one JS
 
 
 def append(path: Path, event: Event, *, sync: bool = False) -> None:
-    """Appends one event to an event file (`safe_io.append`). An event without a time gets the present one.
+    safe_io.append(path, line_of(event), sync=sync)
+
+
+def line_of(event: Event) -> str:
+    """Returns an event as the line of a file. An event without a time gets the present one.
 
     Raises TypeError (what is no JSON) or ValueError (the event exceeds a bound of events or of JSON).
     """
-    safe_io.append(path, safe_io.json_text(entry(event), io_bounds.EVENT_BYTES, lines=False) + "\n", sync=sync)
+    return safe_io.json_text(entry(event), io_bounds.EVENT_BYTES, lines=False) + "\n"
 
 
 def entry(event: Event) -> dict[str, Any]:

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from launcher import io_bounds
+from launcher.files import safe_io
 from launcher.runs import directory, event_files
 from launcher.runs.directory import Attempt, Events, Run
-from launcher.runs.events import Event, Finished, Met, Resized, Restart
+from launcher.runs.events import Finished, Met, Resized, Restart
 from launcher.search.progress import PointReports
 from launcher.worker.tracking import FIRST, INTERVAL, Reporter
 
@@ -124,14 +125,14 @@ def test_other_ranks_tell_nothing(attempt: Attempt) -> None:
 def test_what_cannot_be_written_is_written_with_the_next_event(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
-    now, append, fails = 1000.0, event_files.append, True
+    now, append, fails = 1000.0, safe_io.append, True
 
-    def failing(path: Path, event: Event) -> None:
+    def failing(path: Path, line: str) -> None:
         if fails:
             raise OSError(number, os.strerror(number))
-        append(path, event)
+        append(path, line)
 
-    monkeypatch.setattr(event_files, "append", failing)
+    monkeypatch.setattr(safe_io, "append", failing)
     monkeypatch.setattr(directory.time, "time", lambda: now)
     tell = Events(attempt, "rank-0")
     tell(Restart(error="a rank is gone", rank=1))
@@ -148,14 +149,14 @@ def test_what_cannot_be_written_is_written_with_the_next_event(
 def test_an_event_over_a_bound_does_not_keep_back_those_after_it(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append, fails = event_files.append, True
+    append, fails = safe_io.append, True
 
-    def failing(path: Path, event: Event) -> None:
+    def failing(path: Path, line: str) -> None:
         if fails:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        append(path, event)
+        append(path, line)
 
-    monkeypatch.setattr(event_files, "append", failing)
+    monkeypatch.setattr(safe_io, "append", failing)
     tell = Events(attempt, "rank-0")
     tell(Met(members=2, ranks=2))
     tell(Restart(error="x" * io_bounds.EVENT_BYTES, rank=1))
@@ -213,7 +214,7 @@ def test_half_a_line_of_a_full_disk_does_not_spoil_the_next_one(
     tell = Events(attempt, "rank-0")
     tell(Met(members=2, ranks=2))
     with monkeypatch.context() as patch:
-        patch.setattr(event_files.os, "write", nearly_full)
+        patch.setattr(os, "write", nearly_full)
         tell(Resized(round=1, members=1, world_size=1, size=2))
     tell(Finished())
     assert [each["event"] for each in event_files.read(attempt.events_file("rank-0"))] == ["met", "resized", "finished"]
