@@ -13,9 +13,9 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import BooleanNode, DictConfig, OmegaConf, open_dict
 from omegaconf.base import Container
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException, ValidationError
 from omegaconf.resolvers import oc
 
 from launcher import redaction
@@ -168,6 +168,7 @@ def _refuse_unknown(config: DictConfig, prefix: str = "") -> None:
 # -- Registers our schema and resolvers with Hydra, and sets how YAML is read, before a config is composed
 
 
+_omegaconfs_truth = BooleanNode._validate_and_convert_impl
 _INTEGER = re.compile(r"[-+]?(0b[0-1_]+|0x[0-9a-fA-F_]+|0o[0-7_]+|0|[1-9][0-9_]*)$")
 
 
@@ -176,6 +177,7 @@ def register(held_nodes: Callable[[], int]) -> None:
     _store_schema()
     OmegaConf.register_new_resolver("launcher.runs_dir", lambda: str(default_runs_dir()), replace=True)
     OmegaConf.register_new_resolver("launcher.held_nodes", held_nodes, replace=True)
+    BooleanNode._validate_and_convert_impl = _truth  # type: ignore[method-assign]
     # YAML 1.1 reads 1:30:00 as the number 5400, and 0123 as 83; YAML 1.2 does not.
     yaml.SafeLoader.yaml_implicit_resolvers = {
         start: [(tag, _INTEGER if tag == "tag:yaml.org,2002:int" else pattern) for tag, pattern in resolvers]
@@ -183,15 +185,24 @@ def register(held_nodes: Callable[[], int]) -> None:
     }
 
 
+def _truth(self: BooleanNode, value: Any) -> bool:
+    # OmegaConf takes every number but 0 for true
+    if isinstance(value, int) and value not in (0, 1):
+        raise ValidationError("Value '$VALUE' is not a valid bool")
+    return _omegaconfs_truth(self, value)
+
+
 @contextlib.contextmanager
 def registered(held_nodes: Callable[[], int]) -> Iterator[None]:
-    """`register` in a block; restores YAML's resolvers and Hydra's global config, for a process that is a Hydra app."""
+    """`register` in a block; restores what it has changed for all configs, for a process that is a Hydra app."""
     resolvers, config = yaml.SafeLoader.yaml_implicit_resolvers, HydraConfig.instance().cfg
+    truth = BooleanNode._validate_and_convert_impl
     register(held_nodes)
     try:
         yield
     finally:
         yaml.SafeLoader.yaml_implicit_resolvers, HydraConfig.instance().cfg = resolvers, config
+        BooleanNode._validate_and_convert_impl = truth  # type: ignore[method-assign]
 
 
 @cache

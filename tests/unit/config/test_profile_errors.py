@@ -19,6 +19,7 @@ BASE = "defaults: [slurm, _self_]\nname: mine\n"
         (BASE + "limits: {node: 3}\n", "mine.yaml, line 3: there is no key 'limits.node'. Did you mean limits.nodes"),
         (BASE + "limits: {nodes: many}\n", "yaml, line 3: limits.nodes=many: it must be a whole number: most nodes"),
         (BASE + "check: perhaps\n", "mine.yaml, line 3: check=perhaps: it must be true or false"),
+        (BASE + "check: 2\n", "mine.yaml, line 3: check=2: it must be true or false"),
         (BASE + "setup: module load cuda\n", "mine.yaml, line 3: setup: it must be a list ([one, two])"),
         (BASE + "environment: [A]\n", "mine.yaml: a list is given where a section"),
         (BASE + "scheduler: slrum\n", "mine.yaml: cluster.scheduler=slrum: there is no such scheduler. Did you mean"),
@@ -131,6 +132,8 @@ def test_what_is_no_file_is_refused_and_not_passed_over(
         (["nodes=0"], "nodes=0: it must be 1 or more"),
         (["-m", "nodes=0", "seed=1,2"], "nodes=0: it must be 1 or more"),
         (["checkpoint={every: 1x}"], "checkpoint.every: '1x' is not a time"),
+        (["train.invariant=2"], "train.invariant=2: it must be true or false: bitwise the same weights"),
+        (["-m", "train.invariant=0,'2'"], "train.invariant='2': it must be true or false"),
     ],
 )
 def test_a_file_is_not_named_for_what_was_typed(
