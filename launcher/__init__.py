@@ -46,7 +46,7 @@ For changes of the launcher itself: modules that belong to no package.
 - `paths`: conf/, templates/, the user's folders; the command name shown in hints; starting a module as a process
 - `fast_dataclasses`: base class of small immutable classes, which costs nothing at the start
 - `units`: parsing of wall times, sizes and ranges that users write
-- `formatting`: text for people: numbers, names, what a terminal must not execute, and a line of the log
+- `formatting`: text for people: numbers, names, what a terminal must not execute or cannot show; a line of the log
 - `processes`: processes of this machine: finding, signalling and killing them; limits of open files
 - `redaction`: name patterns of secret settings and variables; what is shown of them, of overrides and of URLs
 - `torch_compat`: differences between torch 2.4 and the newest version

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import os
 import sys
 
@@ -15,9 +14,6 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     # Commands make many objects and little garbage. The collector took a fifth of a submission's time.
     gc.set_threshold(300_000)
-    # The output of runs has characters that Latin-1 does not have. With LC_ALL=C Python sets surrogateescape.
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
-        sys.stdout.reconfigure(errors="replace")
     try:
         # Nothing may be imported before the check of the working folder
         from launcher.formatting import cleaned

@@ -1,8 +1,9 @@
-"""Text for people: numbers, names, what a terminal must not execute, and a line of the log."""
+"""Text for people: numbers, names, what a terminal must not execute or cannot show, and a line of the log."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import re
 import sys
@@ -196,7 +197,12 @@ class Screen:
 
 @contextlib.contextmanager
 def cleaned() -> Iterator[None]:
-    """Inside a `with` block, replaces sys.stdout and sys.stderr by Screens."""
+    """Inside a `with` block, replaces sys.stdout and sys.stderr by Screens.
+
+    What the encoding of the terminal lacks is replaced: runs print characters that Latin-1 does not have.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        sys.stdout.reconfigure(errors="replace")  # with LC_ALL=C Python sets surrogateescape
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast("TextIO", Screen(stream)) for stream in before)
     try:
