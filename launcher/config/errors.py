@@ -99,7 +99,6 @@ def require_names(arguments: Sequence[str]) -> None:
 
 
 def no_workload() -> str:
-    """Returns the text of the error that no workload was chosen."""
     return (
         f"no workload: add workload=NAME, with one of {', '.join(choices('workload'))}; or, for a script of your own, "
         f"{program()} run SCRIPT"
@@ -202,7 +201,6 @@ def _about_a_file(text: str, kind: type | None) -> str | None:
 
 
 def no_scheduler(name: str) -> str:
-    """Returns the text of the error that a profile names no scheduler."""
     return f"the profile of cluster={name} names no scheduler: begin its file with `defaults: [slurm, _self_]`, or pbs"
 
 
@@ -224,15 +222,15 @@ def wrong_value(message: str, key: Key | None) -> str | None:
     return "it must be a section of its own ({NAME: VALUE})" if SECTION.search(message) else None
 
 
-def in_yaml(error: Exception) -> str:
-    """Returns our text for a YAML error: the file, the line and the reason."""
+def in_yaml(error: Exception, file: Path | None = None) -> str:
+    """Returns our text for a YAML error: the file (None: the one that the error names), the line and the reason."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     why = getattr(error, "problem", None) or str(error)
     if why.startswith("found duplicate key"):
         why += ". Next to `cluster: NAME`, give the keys of a section as separate lines (`cluster.account: me`)"
     if mark is None:
-        return f"a file of the configuration is not valid YAML: {why}"
-    return f"{mark.name}, line {mark.line + 1}: this is not valid YAML: {why}"
+        return f"{file or 'a file of the configuration'}: this is not valid YAML: {why}"
+    return f"{file or mark.name}, line {mark.line + 1}: this is not valid YAML: {why}"
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import io_bounds
+from launcher.config.errors import in_yaml
 from launcher.config.overrides import key_of
 from launcher.config.profiles import default, own_folder
 from launcher.errors import ConfigError, LauncherError, near
@@ -61,7 +62,6 @@ def remote_clusters() -> dict[str, RemoteCluster]:
 
 
 def named(name: str) -> RemoteCluster:
-    """Returns a cluster behind ssh by the name of its profile; raises ConfigError: there is none."""
     known = remote_clusters()
     if name not in known:
         raise ConfigError(f"{name!r} is no cluster behind ssh.{near(name, known)} `site init NAME --ssh HOST` adds one")
@@ -75,9 +75,7 @@ def parsed(path: Path, text: str) -> RemoteCluster:
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        where = f"{path}, line {mark.line + 1}" if mark else str(path)
-        raise ConfigError(f"{where}: this is not valid YAML: {problem or error}") from None
+        raise ConfigError(in_yaml(error, path)) from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: it must have lines of the form KEY: VALUE")
     if wrong := next((key for key in values if key not in TYPES), None):

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher import __version__
+from launcher.environment.programs import NEWEST, OLDEST
 from launcher.errors import ConfigError, RunError
 from launcher.formatting import clean
 from launcher.paths import PACKAGE, resource
@@ -32,7 +33,6 @@ from launcher.remote.clusters import COMMAND, RemoteCluster, Unreachable
 from launcher.remote.ssh import arguments
 
 FOLDER = str(Path(COMMAND).parents[1])  # from the home folder there
-OLDEST, NEWEST = (3, 10), (3, 13)  # versions of Python that the launcher takes
 ALONE = "antlr4-python3-runtime==4.9.*"  # what Hydra requires, of which there is no wheel
 TIMEOUT = 600.0  # seconds for one step over there
 _PROBE = """

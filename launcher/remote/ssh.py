@@ -45,7 +45,7 @@ from launcher.paths import default_runs_dir, new_id, user_cache_dir
 from launcher.redaction import secrets_in
 from launcher.remote import clusters
 from launcher.remote.clusters import RemoteCluster, Unreachable
-from launcher.units import parse_size
+from launcher.units import parse_memory
 
 PROTOCOL = 1  # of requests and frames; a launcher there of another one refuses by name
 HELLO = b"\x1eLAUNCHER\n"
@@ -401,7 +401,7 @@ class SentCode:
         """
         keys, key = keys_of(words), f"cluster={cluster.name}"
         try:
-            limit = parse_size(keys.get("env.snapshot_limit", LIMIT))
+            limit = parse_memory(keys.get("env.snapshot_limit", LIMIT))
         except ValueError as error:
             raise ConfigError(f"env.snapshot_limit: {error}") from None
         found = tree(os.getcwd(), [str(default_runs_dir())], key)
@@ -470,8 +470,6 @@ def keys_of(words: Sequence[str]) -> dict[str, str]:
 
 
 class RemoteSubmission(NamedTuple):
-    """A run or sweep that was submitted to a cluster behind ssh."""
-
     cluster: RemoteCluster
     run_id: str
     exit_code: int  # of the command there
