@@ -42,8 +42,6 @@ def hydra_configs(values: Mapping[str, Any], groups: Collection[str]) -> Iterato
 
 
 class LauncherUserFiles(FileConfigSource):
-    """Reads the files of the user's config directory."""
-
     @staticmethod
     def scheme() -> str:
         return SCHEME

@@ -42,9 +42,7 @@ def code_root() -> Path | None:
 
 def user_config_dir() -> Path:
     """Returns $LAUNCHER_CONFIG_DIR, else the platform's per-user configuration folder (~/.config/launcher on Linux)."""
-    if folder := os.environ.get("LAUNCHER_CONFIG_DIR"):
-        return Path(folder).expanduser().absolute()
-    return _of_user("config")
+    return folder_in("LAUNCHER_CONFIG_DIR") or _of_user("config")
 
 
 def user_data_dir() -> Path:
@@ -53,9 +51,13 @@ def user_data_dir() -> Path:
 
 def user_cache_dir() -> Path:
     """Returns $LAUNCHER_CACHE_DIR, else the platform's per-user cache folder (~/.cache/launcher on Linux)."""
-    if folder := os.environ.get("LAUNCHER_CACHE_DIR"):
-        return Path(folder).expanduser().absolute()
-    return _of_user("cache")
+    return folder_in("LAUNCHER_CACHE_DIR") or _of_user("cache")
+
+
+def folder_in(variable: str) -> Path | None:
+    """Returns the folder that an environment variable names, an absolute path; None: it is empty or not set."""
+    folder = os.environ.get(variable)
+    return Path(folder).expanduser().absolute() if folder else None
 
 
 def _of_user(kind: str) -> Path:
@@ -69,9 +71,7 @@ def _of_user(kind: str) -> Path:
 
 def default_runs_dir() -> Path:
     """Returns the folder of run directories: $LAUNCHER_RUNS_DIR, else `runs` in the per-user data folder."""
-    if folder := os.environ.get("LAUNCHER_RUNS_DIR"):
-        return Path(folder).expanduser().absolute()
-    return user_data_dir() / "runs"
+    return folder_in("LAUNCHER_RUNS_DIR") or user_data_dir() / "runs"
 
 
 def choices(group: str) -> list[str]:

@@ -29,16 +29,16 @@ class Process(Struct):
     @classmethod
     def of(cls, pid: int) -> Process:
         """Returns the process with this id on this machine; without such a process `start` is 0."""
-        state = _state(pid)
-        return cls(pid, state[1] if state else 0, socket.gethostname())
+        found = _stat(pid)
+        return cls(pid, int(found[19]) if found else 0, socket.gethostname())
 
     def here(self) -> bool:
         return self.host == socket.gethostname()
 
     def alive(self) -> bool:
         """Returns whether the process runs on this machine, not as a zombie; raises OSError."""
-        state = _state(self.pid) if self.here() else None
-        return state is not None and state[0] != "Z" and state[1] == self.start
+        found = _stat(self.pid) if self.here() else []
+        return bool(found) and found[0] != "Z" and int(found[19]) == self.start
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the whole process group, if the process is alive on this machine."""
@@ -46,31 +46,28 @@ class Process(Struct):
             os.killpg(self.pid, number)
 
 
-def _state(pid: int) -> tuple[str, int] | None:
-    # A process's state letter and start time (man 5 proc, /proc/PID/stat); None: there is none, or /proc hides it
+def _stat(pid: int) -> list[str]:
+    # The fields of /proc/PID/stat (man 5 proc) from the third on; empty: it is gone, or /proc hides it
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last: another user's, with hidepid=1
-        return None
-    return fields[0], int(fields[19])
+        return []
 
 
 def state(pid: int) -> str:
-    """Returns the kernel's state letter of a process (R, S, D, T, ...); empty if it is gone."""
-    return "".join(_stat(pid)[:1])
-
-
-def _stat(pid: int) -> list[str]:
-    # The fields from the third on; empty: it is gone
+    """Returns the kernel's state letter of a process (R, S, D, T, ...); empty if it is gone, or cannot be looked at."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return []
+        return "".join(_stat(pid)[:1])
+    return ""
 
 
 def cpu_seconds(pid: int) -> float:
     """Returns the CPU seconds of a process and its living descendants (man 5 proc, /proc/PID/stat); 0 if it is gone."""
-    ticks = [int(ticks) for each in family(pid) for ticks in _stat(each)[11:13]]
-    return sum(ticks) / os.sysconf("SC_CLK_TCK")
+    ticks = 0
+    for each in family(pid):
+        with contextlib.suppress(OSError):
+            ticks += sum(map(int, _stat(each)[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def namespace() -> str:

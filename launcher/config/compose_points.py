@@ -172,8 +172,7 @@ class Composer:
 
     def __init__(self, by_hydra: Callable[[Sequence[str], int], DictConfig]) -> None:
         self._by_hydra = by_hydra
-        self._parser = OverridesParser.create()
-        self._parsed: dict[str, Override] = {}
+        self._parse = functools.cache(OverridesParser.create().parse_override)
         self._shapes: list[_Shape] = []
 
     def __call__(self, overrides: Sequence[str], number: int) -> Composed:
@@ -197,11 +196,6 @@ class Composer:
         if not any("hydra:" in text for text in shape.references.values()):
             self._shapes = [shape, *self._shapes[: SHAPES - 1]]
         return composed
-
-    def _parse(self, override: str) -> Override:
-        if override not in self._parsed:
-            self._parsed[override] = self._parser.parse_override(override)
-        return self._parsed[override]
 
 
 def _slot(override: Override) -> tuple[object, ...]:

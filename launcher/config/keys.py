@@ -28,8 +28,6 @@ _FIELD = re.compile(r"    (\w+): [^#]*#(?: type: ignore\[\w+\]  #)? (.*)")
 
 
 class Key(Struct):
-    """A key that a user can set."""
-
     name: str  # full name with sections (`checkpoint.keep`)
     doc: str  # meaning and unit: the comment after the field in the schema
     default: str | None  # default value as override text; None: the key has no default, or its default is in conf/
@@ -83,8 +81,6 @@ def _docs(module: str) -> dict[str, dict[str, str]]:
 
 
 class KeySection(Struct):
-    """A group of keys in the help."""
-
     prefix: str  # prefix of the keys' names (`launch.`)
     title: str  # heading of the group
     kind: type  # dataclass with the keys

@@ -14,8 +14,6 @@ SCHEMA = "/hydra/schema/cluster"  # base profiles (slurm, pbs, ...) start from i
 
 
 class Profile(Struct):
-    """A profile of a cluster."""
-
     name: str  # name of the profile, as in cluster=NAME
     path: Path  # file of the profile
     own: bool  # whether the file is the user's; otherwise it is in our conf/
@@ -23,7 +21,6 @@ class Profile(Struct):
 
 
 def own_folder() -> Path:
-    """Returns the folder of the user's profiles."""
     return user_config_dir() / "cluster"
 
 
@@ -54,7 +51,6 @@ def default() -> str:
 
 
 def find(name: str) -> Profile:
-    """Returns the profile with a name. Raises ConfigError: there is no profile of this name."""
     known = {each.name: each for each in profiles()}
     if name not in known:
         raise ConfigError(f"there is no profile {name!r}.{near(name, known)} Known: {', '.join(known)}")

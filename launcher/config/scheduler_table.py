@@ -28,8 +28,6 @@ SETTINGS = "launcher.scheduler_settings"
 
 
 class SchedulerEntry(NamedTuple):
-    """The entry of one of our schedulers in the table."""
-
     # scheduler, settings: import paths (`module:Class`) of the scheduler's class and of its settings class
     scheduler: str
     settings: str

@@ -135,14 +135,14 @@ class Limits:
     nodes: int | None = None  # most nodes
     gpus_per_node: int | None = None  # most GPUs on one node
     cpus_per_node: int | None = None  # most CPUs on one node
-    mem_per_node: str | None = None  # most memory on one node, with a unit (`250G`)
-    time: str | None = None  # longest wall time, in any form that `time` takes
+    mem_per_node: Memory | None = None  # most memory on one node, with a unit (`250G`)
+    time: Time | None = None  # longest wall time, in any form that `time` takes
     time_by_nodes: dict[int, str] = field(default_factory=dict)  # longest wall time from a number of nodes on ({1: 2h})
     node_hours: float | None = None  # most nodes times hours of wall time
     gpus: int | None = None  # most GPUs on all nodes together
     min_nodes: int | None = None  # fewest nodes
     min_gpus_per_node: int | None = None  # fewest GPUs on one node
-    min_time: str | None = None  # shortest wall time
+    min_time: Time | None = None  # shortest wall time
     cpus_per_gpu: int | None = None  # fewest CPUs with each GPU
     jobs: int | None = None  # most jobs of one user, waiting or running
 

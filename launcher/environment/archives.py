@@ -34,7 +34,7 @@ from launcher.files import safe_io
 from launcher.files.folder_checks import kind_at
 from launcher.files.safe_io import digest_of, write
 from launcher.paths import absolute, own_module, user_cache_dir
-from launcher.plan.plan import Archive
+from launcher.plan.plan import Archive, JobPlan
 from launcher.runs import directory
 from launcher.runs.directory import report_start_failure
 
@@ -365,12 +365,10 @@ def variables(env: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 def main(run_dir: str) -> int:
     os.umask(0o077)
+    plan: JobPlan | None = None
     try:
         plan = directory.Run(Path(run_dir)).plan()
-    except UnavailableError as error:
-        return report_start_failure(None, "archive", error)
-    assert plan.env.archive is not None
-    try:
+        assert plan.env.archive is not None
         lock, env = enter(Path(plan.env.archive), plan.archive.digest, place(os.environ, _usable))
         os.set_inheritable(lock, True)
         environ = {**os.environ, **variables(env, os.environ), LOCK: f"{lock}:{env.parent}"}
@@ -378,7 +376,7 @@ def main(run_dir: str) -> int:
         words = [str(env / "bin/python"), "-u", *own_module("launcher.agent"), run_dir]
         os.execve(words[0], words, environ)  # noqa: S606  a list of words needs no shell
     except (ArchiveError, OSError) as error:
-        return report_start_failure(plan, "archive", error, FaultCode.ARCHIVE)
+        return report_start_failure(plan, "archive", error, FaultCode.ARCHIVE if plan else FaultCode.UNREADABLE)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from launcher.config.schema import Env, Runtime
 from launcher.environment import programs
 from launcher.environment.programs import SetupLine
-from launcher.errors import ConfigError, UnavailableError
+from launcher.errors import ConfigError
 from launcher.failures.codes import FaultCode
 from launcher.files import retried_reads
 from launcher.paths import own_module
@@ -163,12 +163,10 @@ def _exists(path: str) -> bool:
 
 
 def main(run_dir: str) -> int:
+    plan: JobPlan | None = None
     try:
         plan = runs.Run(Path(run_dir)).plan()
-    except UnavailableError as error:
-        return report_start_failure(None, "container", error)
-    assert plan.env.container is not None
-    try:
+        assert plan.env.container is not None
         if plan.env.container.startswith("/") and not _exists(plan.env.container):
             raise ContainerError(f"there is no image {plan.env.container} (env.container): do all nodes see it?")
         for folder in folders_to_make(plan):
@@ -177,7 +175,7 @@ def main(run_dir: str) -> int:
         require_agent(words, environ, plan)
         os.execvpe(words[0], [*words, *own_module("launcher.agent"), run_dir], environ)  # noqa: S606  words need no shell
     except (ContainerError, OSError) as error:
-        return report_start_failure(plan, "container", error, FaultCode.CONTAINER)
+        return report_start_failure(plan, "container", error, FaultCode.CONTAINER if plan else FaultCode.UNREADABLE)
 
 
 # -- Checks a run's container at submission, and makes the commands of the job script for it

@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 from launcher import io_bounds
 from launcher.errors import NOT_ON_PATH, ConfigError, RunError
 from launcher.fast_dataclasses import Struct
-from launcher.files.retried_reads import Outcome, Unavailable, Wrong, read_json, retry_read, unwrap
+from launcher.files.retried_reads import Wrong, read_json, retry_read, unwrap, unwrap_or
 from launcher.formatting import format_size, plural, rough_size
 from launcher.paths import user_cache_dir
 
@@ -63,8 +63,6 @@ def sent_folder() -> Path:
 
 
 class SentTree(Struct):
-    """Files that were sent from another machine, by the list that came with them."""
-
     tree: Tree
     digest: str  # of the list
     commit: str | None  # the git commit there, as `commit_of` returns it
@@ -98,10 +96,7 @@ def _names(key: str, root: Path, prefix: str) -> Iterator[str]:
 
 
 def _status(key: str, path: Path, read: Callable[[], os.stat_result]) -> os.stat_result | None:
-    found: Outcome[os.stat_result | None] = retry_read(read, path)
-    if isinstance(found, Wrong) or (isinstance(found, Unavailable) and not found.is_transient):
-        raise ConfigError(f"{key}: {found.reason}")
-    return unwrap(found)
+    return unwrap_or(ConfigError, retry_read(read, path), f"{key}: ")
 
 
 def _git(key: str, folder: str, *arguments: str) -> str:

@@ -17,7 +17,7 @@ from launcher import redaction
 from launcher.errors import RESUME, ConfigError, RunError, SubmissionError
 from launcher.files import safe_io
 from launcher.files.retried_reads import exists, unwrap
-from launcher.paths import user_data_dir
+from launcher.paths import folder_in, user_data_dir
 from launcher.plan.plan import texts_in
 from launcher.runs import event_files
 from launcher.runs.directory import Run, require_private, runs_dir_of
@@ -130,9 +130,7 @@ def require(names: Sequence[str], environ: Mapping[str, str]) -> None:
 
 def folder() -> Path:
     """Returns the folder, seen by the nodes, of all files of secrets: $LAUNCHER_SECRETS_DIR, or the user's data."""
-    if named := os.environ.get(FOLDER):
-        return Path(named).expanduser().absolute()
-    return user_data_dir() / "secrets"
+    return folder_in(FOLDER) or user_data_dir() / "secrets"
 
 
 def folder_of(runs: str, base: str) -> str:

@@ -101,7 +101,7 @@ def resolved_value(config: Any, name: str, prefix: str = "") -> Any:
     """Returns the value of a key, converted for the plan; ConfigError names the key, the value and the fix."""
     section: Any = type(config)
     value = getattr(config, name)
-    return None if value is None else _converted(_forms(section).get(name), f"{prefix}{name}", value)
+    return None if value is None else converted(_forms(section).get(name), f"{prefix}{name}", value)
 
 
 @cache
@@ -114,7 +114,8 @@ def _forms(kind: Any) -> dict[str, Form]:
     return found
 
 
-def _converted(form: Form | None, key: str, value: Any) -> Any:
+def converted(form: Form | None, key: str, value: Any) -> Any:
+    """Returns a value of this form, converted for the plan; ConfigError names the key, the value and the fix."""
     if isinstance(value, Enum):
         return value.value
     if form is None:

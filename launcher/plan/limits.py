@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from launcher.binding import masks
 from launcher.config.scheduler_table import settings_class
-from launcher.config.schema import Cluster, Device, Limits, Pool, ResumeHow, SchedulerSettings
+from launcher.config.schema import Cluster, Device, Form, Limits, Pool, ResumeHow, SchedulerSettings
 from launcher.errors import ConfigError
 from launcher.fast_dataclasses import Struct
 from launcher.formatting import exact_time, format_size, format_time, number, plural
+from launcher.plan.build import converted, resolved_value
 from launcher.plan.plan import JobPlan
-from launcher.units import parse_memory, parse_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -131,19 +131,16 @@ def _check(plan: JobPlan, limits: Limits, where: str, source: str) -> None:
             f"{cpus}, and {where} wants {limits.cpus_per_gpu} with each GPU: use "
             f"cpus_per_proc={-(-fewest // plan.procs_per_node)}"
         )
-    mem = _parsed(parse_memory, limits.mem_per_node, f"{source}.mem_per_node")
-    longest = _parsed(parse_time, limits.time, f"{source}.time")
-    shortest = _parsed(parse_time, limits.min_time, f"{source}.min_time")
+    names = ("mem_per_node", "time", "min_time")
+    mem, longest, shortest = (resolved_value(limits, name, f"{source}.") for name in names)
     key = f"{source}.time_by_nodes"
-    by_nodes = {least: _parsed(parse_time, text, key) or 0 for least, text in limits.time_by_nodes.items()}
+    by_nodes = {least: converted(Form.time, key, text) for least, text in limits.time_by_nodes.items()}
     if mem is not None and plan.mem is not None and plan.mem > mem:
         raise ConfigError(f"mem={format_size(plan.mem)}: {where} has {format_size(mem)} on a node: ask for less")
     time = f"time={format_time(plan.time)}"
     if longest is not None and plan.time > longest:
         raise ConfigError(f"{time}: {where} allows {format_time(longest)}: use time={format_time(longest)} or less")
-    if shortest is not None and plan.time < shortest:
-        least = format_time(shortest)
-        raise ConfigError(f"{time}: {where} wants {least} at least: use time={least}")
+    _at_least("time", plan.time, shortest, where, format_time)
     if problem := _too_long_for_nodes(plan, by_nodes, where):
         raise ConfigError(f"{time}: {problem}")
     hours = plan.nodes * plan.time / 3600
@@ -152,13 +149,6 @@ def _check(plan: JobPlan, limits: Limits, where: str, source: str) -> None:
             f"{plan.nodes_key}={plan.nodes} x {time} is {hours:g} node-hours, and {where} allows "
             f"{limits.node_hours:g}: lower one of the two"
         )
-
-
-def _parsed(parse: Callable[[str], int], text: str | None, key: str) -> int | None:
-    try:
-        return None if text is None else parse(text)
-    except ValueError as error:
-        raise ConfigError(f"{key}: {error}", key=key) from None
 
 
 def _too_long_for_nodes(plan: JobPlan, by_nodes: Mapping[int, int], where: str) -> str | None:
@@ -172,9 +162,10 @@ def _too_long_for_nodes(plan: JobPlan, by_nodes: Mapping[int, int], where: str) 
     return f"{where} allows {longest}{to}: use time={longest} or less" + (f", or nodes={more}" if more else "")
 
 
-def _at_least(key: str, value: int, limit: int | None, where: str) -> None:
+def _at_least(key: str, value: int, limit: int | None, where: str, shown: Callable[[int], str] = str) -> None:
     if limit is not None and value < limit:
-        raise ConfigError(f"{key}={value}: {where} wants {limit} at least: use {key}={limit}", key=key)
+        least = shown(limit)
+        raise ConfigError(f"{key}={shown(value)}: {where} wants {least} at least: use {key}={least}", key=key)
 
 
 def _at_most(key: str, value: int, limit: int | None, reason: str, source: str) -> None:

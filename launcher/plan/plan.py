@@ -203,7 +203,7 @@ class JobPlan(Struct):
     @property
     def node_python(self) -> str:
         """The interpreter of agents and ranks. Other commands in the script use the launcher's own, `python`."""
-        return self.python if self.env.activate is None else python_of(self.env.activate)
+        return self.python if self.env.activate is None else f"{self.env.activate}/bin/python"
 
     @property
     def submitted_in(self) -> str:
@@ -325,7 +325,3 @@ def from_dict(values: Mapping[str, Any]) -> JobPlan:
 def settings_of(plan: JobPlan, kind: type[S]) -> S:
     """Returns the keys of `cluster` that only the plan's scheduler has, as an object of its settings class `kind`."""
     return from_json(plan.cluster.settings, kind)
-
-
-def python_of(folder: str) -> str:
-    return f"{folder}/bin/python"

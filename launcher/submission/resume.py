@@ -55,18 +55,12 @@ def resume(
     run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str], *, by_hand: bool = False
 ) -> SubmittedRun:
     """Submits another attempt of a run that is over; raises ConfigError, RunError, SubmissionError, QueryError."""
-    with secrets.exported(prepared.secrets):
-        return _resume(run, prepared, *submission.redacted_record(prepared, config, overrides), by_hand=by_hand)
-
-
-def _resume(
-    run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str], *, by_hand: bool
-) -> SubmittedRun:
+    public = submission.redacted_record(prepared, config, overrides)
     plan = prepared.plan
     if again := rerun(run):
         raise RunError(f"{run.id} runs in pilots of its sweep: `{program()} {again}` starts it again")
     require_commands(plan)
-    with only_submitter(run.path):
+    with secrets.exported(prepared.secrets), only_submitter(run.path):
         before = run.plan()
         if {"workload.entry", "workload.kind"} & {*submission.different_keys(plan, before)}:
             now = plan.workload.name
@@ -85,7 +79,7 @@ def _resume(
             run.clear_for_resume()
         try:
             with submission.interrupted(run), submission.refusals_of_the_system(run, plan, token):
-                submission.write_record(run, prepared, config, overrides)
+                submission.write_record(run, prepared, *public)
                 started = start(run, plan, token, resumed=tried_before, by_hand=by_hand)
         except (SubmissionRefused, ConfigError) as error:  # the run is unchanged
             # What fails before the scheduler is asked says nothing of an earlier try, which may have made a job.

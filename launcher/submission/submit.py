@@ -61,17 +61,12 @@ def submit(
 
     overrides: of the user, for the record. by_hand: the user submits the job, with the result's command (submit=false).
     """
-    with secret.exported(prepared.secrets):
-        return _submit(prepared, config, overrides, by_hand=by_hand)
-
-
-def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str], *, by_hand: bool) -> SubmittedRun:
     plan = prepared.plan
     run = Run(Path(plan.run_dir))
     if not run.recorded():
         require_commands(plan)
     public = redacted_record(prepared, config, overrides)
-    with _only_submitter(run, prepared):
+    with secret.exported(prepared.secrets), _only_submitter(run, prepared):
         if resumed := run.recorded():  # maybe since a moment ago, by another process
             require_same(run, plan)
         else:  # new, or its submitter was killed before it submitted anything
