@@ -32,20 +32,14 @@ def parse_time(text: str, *, zero: bool = False) -> int:
 
 
 def _clock(days: str | None, fields: list[int], text: str) -> int:
-    limits: tuple[tuple[str, int, int], ...]
-    if days is not None:  # days-hours[:minutes[:seconds]]
-        hours, minutes, seconds = (*fields, 0, 0)[:3]
-        limits = (("hours", hours, 24), ("minutes", minutes, 60), ("seconds", seconds, 60))
-    elif len(fields) == 3:
-        hours, minutes, seconds = fields
-        limits = (("minutes", minutes, 60), ("seconds", seconds, 60))
-    else:
-        hours, minutes, seconds = 0, fields[0], (fields[1] if len(fields) == 2 else 0)
-        limits = (("seconds", seconds, 60),)
-    for unit, value, limit in limits:
-        if value >= limit:
+    # days-hours[:minutes[:seconds]], hours:minutes:seconds or minutes[:seconds]: only what is in front has no limit
+    units = ("hours", "minutes", "seconds") if days is not None or len(fields) == 3 else ("minutes", "seconds")
+    values = dict(zip(units, fields, strict=False))
+    for unit, value in list(values.items())[days is None :]:
+        if value >= (limit := 24 if unit == "hours" else 60):
             raise ValueError(f"{text!r} has {value} {unit}, and {limit} is too many: write it as {TIME_FORMS}")
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    minutes = (int(days or 0) * 24 + values.get("hours", 0)) * 60 + values.get("minutes", 0)
+    return minutes * 60 + values.get("seconds", 0)
 
 
 def parse_size(text: str) -> int:
