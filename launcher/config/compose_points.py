@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import omegaconf.base
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -115,6 +116,8 @@ def _choices(override: Override) -> Dimension:
 # (another workload or cluster, keys that are added or deleted, references to Hydra's settings) are composed by Hydra.
 
 
+# OmegaConf parses a reference each time that it resolves it, which takes as long as all else of a point's config
+omegaconf.base.parse = functools.lru_cache(1000)(omegaconf.base.parse)
 SHAPES = 16  # configs composed by Hydra that are kept, to derive others from
 _NAMES = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 
