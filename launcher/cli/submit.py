@@ -11,14 +11,13 @@ import logging
 import os
 import sys
 import time
-from argparse import ArgumentError, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
-from hydra._internal.utils import get_args_parser
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
@@ -29,11 +28,10 @@ from launcher.cli.help import RUN_USAGE
 from launcher.cli.output import confirm, plan_table, print_commands, print_under, program
 from launcher.config import compose
 from launcher.config.compose import Composed
-from launcher.config.errors import in_our_words, require_names
-from launcher.config.keys import all_keys
+from launcher.config.errors import in_our_words, require_names, require_options
 from launcher.config.overrides import element, key_of, opened, quoted
 from launcher.config.schema import MISSING, Program
-from launcher.errors import ConfigError, LauncherError, near
+from launcher.errors import ConfigError, LauncherError
 from launcher.paths import resource
 from launcher.plan import limits
 from launcher.plan.build import name_of
@@ -138,7 +136,9 @@ def _hydra_main(command: CommandLine) -> int:
     # Submits through Hydra's own command line, so that all its flags work
     # Hydra's parser needs all overrides next to each other, and not right behind --info, whose value is optional.
     words = sorted(command.words, key=lambda word: word.startswith("-") or not ("=" in word or word.startswith("~")))
-    _check_options(words)
+    if require_options(words).info:
+        # Hydra shows that with a logger, which would print a traceback for each line that `| head` refuses
+        logging.Handler.handleError = _raise_again  # type: ignore[assignment,method-assign]
     task = HydraTask(command)
     typed = sys.argv
     sys.argv = [program(), *words]
@@ -152,33 +152,6 @@ def _hydra_main(command: CommandLine) -> int:
     if task.problem:
         raise task.problem
     return max(command.codes)
-
-
-def _check_options(arguments: Sequence[str]) -> None:
-    # Refuses what Hydra would refuse with its usage, or with a traceback
-    parser = get_args_parser()
-    known = list(parser._option_string_actions)
-    for word in arguments:
-        option = word.partition("=")[0]
-        if option.startswith("-") and option not in known:
-            key = option.lstrip("-").replace("-", "_")
-            meant = f" Keys have no dashes: {key}=VALUE" if key in all_keys() else near(option, known)
-            meant = meant or near(key, all_keys()) or f" `{program()} --help` lists them"
-            raise ConfigError(f"there is no option {option!r}.{meant}")
-    parser.exit_on_error = False
-    try:
-        given, unknown = parser.parse_known_args(arguments)
-    except ArgumentError as error:
-        raise ConfigError(f"{error.argument_name}: {error.message}") from None
-    if unknown:
-        raise ConfigError(f"{unknown[0]!r} is neither a command nor KEY=VALUE")
-    modes = [f"--{name}" for name in ("run", "multirun", "cfg", "info", "shell_completion") if getattr(given, name)]
-    if len(modes) > 1:
-        raise ConfigError(f"{' and '.join(modes)} exclude each other: leave one of them out")
-    if given.resolve and not given.cfg:
-        raise ConfigError("--resolve is for --cfg: add --cfg job")
-    if given.info:  # Hydra shows that with a logger, which would print a traceback for each line that `| head` refuses
-        logging.Handler.handleError = _raise_again  # type: ignore[assignment,method-assign]
 
 
 def _raise_again(*_: object) -> None:

@@ -9,7 +9,7 @@ number of nodes of an allocation) is passed as an argument.
 - `compose`: composes the config of one run from its overrides; what is registered with Hydra (the schema, the resolvers
   (`${launcher.runs_dir:}`), how YAML is read)
 - `compose_points`: composes the configs of a sweep's points, most of them without Hydra; parses `lr=interval(...)`
-- `errors`: the error texts for overrides and files that Hydra refuses
+- `errors`: the error texts for overrides, options and files that Hydra refuses
 - `overrides`: what is done to overrides as users type them, before Hydra parses them; quotes values for its syntax
 - `profiles`: finds and saves profiles of clusters, ours and the user's
 - `scheduler_table`: the table of schedulers, which names their classes and settings; entry points of other packages

@@ -1,4 +1,4 @@
-"""Rewrites Hydra's errors as our messages: the override or file and key, what is wrong, what to write instead.
+"""Rewrites Hydra's errors as our messages: the override, option, or file and key, what is wrong, what to write instead.
 
 Hydra is imported within functions, since `help` uses this module without it.
 """
@@ -11,13 +11,16 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.config import schema
 from launcher.config.keys import Key, all_keys, keys_of, known_keys, of_other_schedulers, workloads_with
 from launcher.config.overrides import as_typed, key_of, quoted
 from launcher.errors import ConfigError, near, program
 from launcher.paths import GROUPS, choices, resource, user_config_dir
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 NO_NAME = re.compile(r"[-+]?[\d.]+|true|false|null", re.IGNORECASE)
 IN_FILE = re.compile(r"In '([^']+)': (.*)", re.DOTALL)
@@ -96,6 +99,36 @@ def require_names(arguments: Sequence[str]) -> None:
         if equals and (not key or (key in GROUPS and any(NO_NAME.fullmatch(each) for each in value.split(",")))):
             known = f"it must be one of {', '.join(choices(key))}" if key else "there is no key in front of the ="
             raise ConfigError(f"{word}: {known}")
+
+
+def require_options(arguments: Sequence[str]) -> Namespace:
+    """Returns Hydra's options among these; ConfigError for what Hydra would refuse with its usage, or a traceback."""
+    from argparse import ArgumentError
+
+    from hydra._internal.utils import get_args_parser
+
+    parser = get_args_parser()
+    known = list(parser._option_string_actions)
+    for word in arguments:
+        option = word.partition("=")[0]
+        if option.startswith("-") and option not in known:
+            key = option.lstrip("-").replace("-", "_")
+            meant = f" Keys have no dashes: {key}=VALUE" if key in all_keys() else near(option, known)
+            meant = meant or near(key, all_keys()) or f" `{program()} --help` lists them"
+            raise ConfigError(f"there is no option {option!r}.{meant}")
+    parser.exit_on_error = False
+    try:
+        given, unknown = parser.parse_known_args(arguments)
+    except ArgumentError as error:
+        raise ConfigError(f"{error.argument_name}: {error.message}") from None
+    if unknown:
+        raise ConfigError(f"{unknown[0]!r} is neither a command nor KEY=VALUE")
+    modes = [f"--{name}" for name in ("run", "multirun", "cfg", "info", "shell_completion") if getattr(given, name)]
+    if len(modes) > 1:
+        raise ConfigError(f"{' and '.join(modes)} exclude each other: leave one of them out")
+    if given.resolve and not given.cfg:
+        raise ConfigError("--resolve is for --cfg: add --cfg job")
+    return given
 
 
 def no_workload() -> str:
