@@ -117,7 +117,7 @@ def _of_tree(tree: jinja2.nodes.Template) -> Iterator[tuple[int, str]]:
 def rendered_custom(template: str, values: Mapping[str, Any]) -> str:
     """Renders a custom template without its block `after`; ConfigError, with the line: it fails, or is no comment."""
     text = _custom(template, lambda loaded: str(loaded.render(values)))
-    head, _, _ = text.partition(f"\n{values['heading'].text}\n")
+    head, _, _ = text.partition(f"\n{values['heading']}\n")
     for line in head.splitlines():
         if line.strip() and not line.startswith("#"):
             raise ConfigError(
