@@ -81,7 +81,8 @@ def loading(name: str, place: str) -> Iterator[None]:
     except (ImportError, AttributeError, TypeError) as error:
         raise ConfigError(
             f"cluster.scheduler={name}: {place}, an entry point of another package, cannot be loaded "
-            f"({type(error).__name__}: {error}): install that package again, or remove it"
+            f"({type(error).__name__}: {error}): install that package again, or remove it",
+            key="cluster.scheduler",
         ) from error
 
 

@@ -64,7 +64,8 @@ def scheduler(name: str) -> Scheduler:
     place = entry_points_of(SCHEDULERS).get(name)
     if place is None:
         raise ConfigError(
-            f"cluster.scheduler={name}: there is no such scheduler.{near(name, names())} Known: {', '.join(names())}"
+            f"cluster.scheduler={name}: there is no such scheduler.{near(name, names())} Known: {', '.join(names())}",
+            key="cluster.scheduler",
         )
     with loading(name, place):
         found = load(place)()

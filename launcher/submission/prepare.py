@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import redaction
-from launcher.config import profiles
-from launcher.config.schema import Cluster, Config, Function, Program, ResumeHow
+from launcher.config.schema import Config, Function, Program, ResumeHow
 from launcher.environment import container_command, programs, snapshot
 from launcher.environment import secrets as secret
 from launcher.errors import ConfigError, RunError, program
@@ -61,7 +60,7 @@ class Inputs:
 
     def with_environment(self, config: Config) -> tuple[Config, tuple[str, ...]]:
         """Returns the config with the path of its container, archive or environment, and notes; raises ConfigError."""
-        env, here, notes = config.env, scheduler_of(config.cluster).on_this_machine, tuple[str, ...]()
+        env, here, notes = config.env, registry.scheduler(config.cluster.scheduler).on_this_machine, tuple[str, ...]()
         if env.container is not None:
             image, notes = container_command.checked_image(env, here=here)
             env = dataclasses.replace(env, container=image)
@@ -171,7 +170,7 @@ def site_of(config: Config, run_id: str, held: Allocation | None) -> PlanFacts:
     return PlanFacts(
         run_id, str(run_dir), sys.executable, None if root is None else str(root), os.getcwd(), umask,
         held.starter if held else None, _after(config, Run(run_dir)),
-        secrets_dir=str(secret.folder()) if scheduler_of(config.cluster).secrets_in_files else None,
+        secrets_dir=str(secret.folder()) if registry.scheduler(config.cluster.scheduler).secrets_in_files else None,
     )  # fmt: skip
 
 
@@ -228,7 +227,7 @@ def _require_by_hand(plan: JobPlan, config: Config) -> None:
         raise ConfigError(f"submit=false: cluster={plan.cluster.name} has no queue: leave it out")
     if config.wait:
         raise ConfigError(f"submit=false wait=true: there is no job to wait for yet: later, use `{program()} wait RUN`")
-    if (names := list(secrets_of(config))) and not scheduler_of(config.cluster).secrets_in_files:
+    if (names := list(secrets_of(config))) and not registry.scheduler(config.cluster.scheduler).secrets_in_files:
         raise ConfigError(f"submit=false: {', '.join(names)} would be readable in the command: export it in your shell")
 
 
@@ -267,22 +266,13 @@ def _check_live(plan: JobPlan, config: Config, environ: Mapping[str, str], jobs:
 
 def held_allocation(config: Config, environ: Mapping[str, str]) -> Allocation | None:
     """Returns this shell's allocation for cluster=allocation (ConfigError: it has none); None for other clusters."""
-    return scheduler_of(config.cluster).held(environ)
+    return registry.scheduler(config.cluster.scheduler).held(environ)
 
 
 def make_plan(config: Config, site: PlanFacts) -> JobPlan:
-    scheduler = scheduler_of(config.cluster)
+    scheduler = registry.scheduler(config.cluster.scheduler)
     _check_resume(scheduler, config.resume.how)
     return build(config, site, scheduler)
-
-
-def scheduler_of(cluster: Cluster) -> Scheduler:
-    try:
-        return registry.scheduler(cluster.scheduler)
-    except ConfigError as error:
-        named = cluster.name, cluster.scheduler
-        files = [str(each.path) for each in profiles.profiles() if (each.name, each.scheduler) == named]
-        raise ConfigError(": ".join([*files, str(error)])) from None
 
 
 def _check_resume(scheduler: Scheduler, how: ResumeHow) -> None:

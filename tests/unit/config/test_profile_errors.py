@@ -22,7 +22,7 @@ BASE = "defaults: [slurm, _self_]\nname: mine\n"
         (BASE + "check: 2\n", "mine.yaml, line 3: check=2: it must be true or false"),
         (BASE + "setup: module load cuda\n", "mine.yaml, line 3: setup: it must be a list ([one, two])"),
         (BASE + "environment: [A]\n", "mine.yaml: a list is given where a section"),
-        (BASE + "scheduler: slrum\n", "mine.yaml: cluster.scheduler=slrum: there is no such scheduler. Did you mean"),
+        (BASE + "scheduler: slrum\n", "mine.yaml, line 3: cluster.scheduler=slrum: there is no such scheduler."),
         (BASE + "required: [acount]\n", "mine.yaml, line 3: cluster.required: there is no key cluster.acount."),
         (BASE + "limits: {time: soon}\n", "mine.yaml, line 3: cluster.limits.time: 'soon' is not a time"),
         ("defaults: [slurmm, _self_]\n", "mine.yaml: there is no cluster/slurmm to start from. Did you mean slurm"),
