@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -99,16 +100,16 @@ def _status(key: str, path: Path, read: Callable[[], os.stat_result]) -> os.stat
     return unwrap_or(ConfigError, retry_read(read, path), f"{key}: ")
 
 
-def _git(key: str, folder: str, *arguments: str) -> str:
+def _git(key: str, folder: str, *arguments: str, timeout: float = TIMEOUT) -> str:
     try:
         done = subprocess.run(
             ["git", *arguments], cwd=folder, capture_output=True, text=True, errors="surrogateescape",
-            timeout=TIMEOUT, check=False,
+            timeout=timeout, check=False,
         )  # fmt: skip
     except NOT_ON_PATH:
         raise ConfigError(f"{key} asks git for the files to copy, and git is not on this machine's PATH") from None
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"{key}: git {arguments[0]} in {folder} did not end within {TIMEOUT:g} s") from None
+        raise ConfigError(f"{key}: git {arguments[0]} in {folder} did not end within {timeout:g} s") from None
     if done.returncode == 0:
         return done.stdout
     if "not a git repository" in done.stderr:
@@ -140,19 +141,11 @@ def commit_of(folder: str) -> str | None:
     """Returns the git commit of a folder, with a `+` if files have changed since; None: not known."""
     if (sent := sent_tree(folder)) is not None:
         return sent.commit
-    head = Path(folder)
-    while not (head / ".git").exists():
-        if head == head.parent:
-            return None
-        head = head.parent
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*"], cwd=folder, capture_output=True,
-            text=True, timeout=5, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
+    if any((each / ".git").exists() for each in (Path(folder), *Path(folder).parents)):
+        words = ("describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*")
+        with contextlib.suppress(ConfigError, OSError):
+            return _git("the commit", folder, *words, timeout=5).strip() or None
+    return None
 
 
 # -- The list of the files that are sent to another machine

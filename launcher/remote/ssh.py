@@ -128,9 +128,6 @@ class Call:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Ends the connection of this call. The command there goes on, unless it follows something."""
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert stream is not None
