@@ -28,6 +28,7 @@ from typing import Any
 from launcher import __version__, paths
 from launcher.cli.output import json_text, labelled
 from launcher.config.schema import Cluster, Config
+from launcher.environment.programs import NEWEST, OLDEST
 from launcher.errors import NOT_ON_PATH, ConfigError
 from launcher.files.folder_checks import LOCAL, kind_of
 from launcher.formatting import format_size, long_size, plural
@@ -284,7 +285,6 @@ def probe_machine() -> Iterator[Finding]:
     yield proxies(os.environ)
 
 
-OLDEST, NEWEST = (3, 10), (3, 13)  # Python; Hydra 1.3 breaks on 3.14
 # The range of versions of each package that works (pyproject.toml): the lowest, and the first too new; None: any.
 NEEDED: Mapping[str, tuple[str, str] | None] = {
     "hydra-core": ("1.3.4", "1.4"), "omegaconf": ("2.3", "2.4"), "submitit": ("1.5.4", "1.6"), "jinja2": None,

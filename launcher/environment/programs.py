@@ -63,7 +63,7 @@ def _is_installed(name: str) -> bool:
 
 
 NEEDED = ("torch", "numpy", "submitit")  # imported by launcher.agent, and needed by submitit and torch
-OLDEST, NEWEST = (3, 10), (3, 13)
+OLDEST, NEWEST = (3, 10), (3, 13)  # versions of Python; Hydra 1.3 breaks on 3.14
 TIMEOUT = 60.0  # seconds for a Python to start from a cold file system
 QUERY = """
 import importlib.util, json, sys
