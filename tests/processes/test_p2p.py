@@ -308,8 +308,8 @@ def test_a_matrix_of_thousands_of_nodes_is_written_and_read(tmp_path: Path) -> N
     assert fabric.matrix and fabric.matrix["slow_pairs"] == len(slow) and len(fabric.matrix["slow"]) == WRITTEN_SLOW
     assert fabric.matrix["slow"][0]["b"] == "node0"
     heat = matrix_figures(fabric)[0]
-    assert heat.caption == "Each cell is the worst of 32 x 32 nodes."
-    assert [row[0] for row in heat.traces[0]["z"]] == [1e8 if row == 1000 // 32 else 1e9 for row in range(128)]
+    assert heat.caption == "Each cell is the worst of 16 x 16 nodes."
+    assert [row[0] for row in heat.traces[0]["z"]] == [1e8 if row == 1000 // 16 else 1e9 for row in range(256)]
     whole = np.load(tmp_path / "matrix.npy", mmap_mode="r")
     assert whole.shape == (2, size, size) and whole[1, 1000, 7] == np.float32(1e8)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from launcher import __main__
-from launcher.cli import complete, help, submit
+from launcher.cli import complete, key_help, submit
 from launcher.config import keys, scheduler_table
 from launcher.config.scheduler_table import OURS, SCHEDULERS, SETTINGS
 from launcher.errors import ConfigError
@@ -30,7 +30,7 @@ POINTS = [
 ]
 CACHES = (
     scheduler_table.entry_points_of, scheduler_table.settings_class, scheduler_table.cluster_class, keys.sections,
-    registry.scheduler, help.sections,
+    registry.scheduler, key_help.sections,
 )  # fmt: skip
 
 
