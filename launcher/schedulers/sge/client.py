@@ -41,10 +41,8 @@ if TYPE_CHECKING:
 def find(command: str) -> str | None:
     """Returns the path of a Grid Engine command: on PATH, SGE_O_PATH (the submission's) or in $SGE_ROOT/bin/ARCH."""
     root, arch = os.environ.get("SGE_ROOT"), os.environ.get("SGE_ARCH") or os.environ.get("ARC")
-    folders = [os.environ.get("PATH", ""), os.environ.get("SGE_O_PATH", "")]
-    if root and arch:
-        folders.append(f"{root}/bin/{arch}")
-    return shutil.which(command, path=os.pathsep.join(folders))
+    folders = [os.environ.get("PATH"), os.environ.get("SGE_O_PATH"), f"{root}/bin/{arch}" if root and arch else None]
+    return shutil.which(command, path=os.pathsep.join(filter(None, folders)))
 
 
 def hosts_of(pe_hostfile: str) -> list[str]:

@@ -270,3 +270,12 @@ def test_ids() -> None:
 def test_options_for_the_command_line_are_noted_in_the_script() -> None:
     assert client.command_line("#!/bin/bash\n#$ -N a\n#qsub -g ours\necho '#qsub -g theirs'\n") == ["-g", "ours"]
     assert client.command_line("#!/bin/bash\n#$ -N a\n") == []
+
+
+def test_a_command_is_not_looked_for_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside of a job there is no SGE_O_PATH."""
+    (tmp_path / "qsub").touch(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv("SGE_O_PATH", raising=False)
+    assert client.find("qsub") is None
