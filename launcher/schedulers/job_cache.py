@@ -24,6 +24,7 @@ from typing import Any
 
 from launcher.fast_dataclasses import Struct
 from launcher.files import safe_io
+from launcher.files.retried_reads import backoff
 from launcher.files.safe_io import write
 from launcher.paths import user_cache_dir
 from launcher.schedulers import registry
@@ -122,42 +123,29 @@ class SharedSnapshot:
             values = read_cached(self._file)
             if values["format"] != FORMAT or values["completed"] > time.time() + 1:
                 return None
-            jobs = {key: SchedulerJob(name, JobState(state), word, why, comment, left, number)
-                    for key, name, state, word, why, comment, left, number in values["jobs"]}  # fmt: skip
+            jobs = {key: SchedulerJob(id_, JobState(state), *rest) for key, id_, state, *rest in values["jobs"]}
             return JobSnapshot(jobs, values["began"], values["completed"], values["took"], values["problem"], own=False)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def _write(self, snapshot: JobSnapshot) -> None:
-        jobs = [
-            (key, job.id, job.state.value, job.raw_state, job.reason, job.comment, job.time_left, job.signal)
-            for key, job in snapshot.jobs.items()
-        ]
+        jobs = [[key, *(vars(job) | {"state": job.state.value}).values()] for key, job in snapshot.jobs.items()]
         values = {"format": FORMAT, "began": snapshot.began, "completed": snapshot.completed, "took": snapshot.took,
                   "problem": snapshot.problem, "jobs": jobs}  # fmt: skip
         write_cached(self._file, values)
 
     @contextlib.contextmanager
     def _only_one(self, timeout: float) -> Iterator[None]:
-        try:
-            safe_io.make_folder(self._file.parent)
-            lock = os.open(self._file.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError:
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(OSError):  # nothing can be cached, or a file system has no locks
+                safe_io.make_folder(self._file.parent)
+                lock = os.open(self._file.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                held.callback(os.close, lock)
+                for _ in backoff(timeout, 0.02, 0.02):
+                    with contextlib.suppress(BlockingIOError):
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        break
             yield
-            return
-        try:
-            end = time.monotonic() + timeout
-            while time.monotonic() < end:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    time.sleep(0.02)
-                except OSError:  # a file system without locks
-                    break
-            yield
-        finally:
-            os.close(lock)
 
 
 def _private(status: os.stat_result) -> bool:
