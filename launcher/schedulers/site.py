@@ -6,7 +6,7 @@ import json
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, ClassVar, TypeVar
 
@@ -157,36 +157,25 @@ SHOWN = 30  # maximum number of partitions or queues to list
 SLOW = 5.0  # a query that takes more seconds than this is reported as slow
 
 
-class TimedOutput(Struct):
-    text: str = ""  # output of a query
-    took: float = 0.0  # seconds
-    error: str = ""  # why it failed
-
-
-def timed(ask: Callable[[], str]) -> TimedOutput:
-    """Runs a query and measures its duration. A QueryError becomes the `error` of the result."""
-    began = time.monotonic()
+def reachable(title: str, version: str, ask: Callable[[], str], variable: str) -> Generator[Finding, None, str | None]:
+    """Yields a finding on whether the scheduler answers a query, and how fast; returns the answer, or None."""
+    name, began = f"{title} {version}".strip(), time.monotonic()
     try:
-        text = ask()
+        answer = ask()
     except QueryError as error:
-        return TimedOutput(error=str(error))
-    return TimedOutput(text, time.monotonic() - began)
-
-
-def reachable(title: str, version: str, answer: TimedOutput, variable: str) -> Iterator[Finding]:
-    """Yields a finding on whether the scheduler answered a query, and how fast."""
-    name = f"{title} {version}".strip()
-    if answer.error:
         yield problem(
-            "reachable", f"{name} does not answer: {answer.error}",
+            "reachable", f"{name} does not answer: {error}",
             "try again later; if it stays so, ask who runs the scheduler (its server may be down, or "
             f"{variable} wrong)",
         )  # fmt: skip
-    elif answer.took > SLOW:
-        yield warning("reachable", f"{name} answered after {answer.took:.1f} s", "it is busy: raise "
+        return None
+    took = time.monotonic() - began
+    if took > SLOW:
+        yield warning("reachable", f"{name} answered after {took:.1f} s", "it is busy: raise "
                       "cluster.submit_timeout if submissions fail")  # fmt: skip
     else:
-        yield ok("reachable", f"{name} answered in {answer.took * 1000:.0f} ms")
+        yield ok("reachable", f"{name} answered in {took * 1000:.0f} ms")
+    return answer
 
 
 def listed(rows: Sequence[tuple[str, Sequence[tuple[str, bool]], str]], command: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,12 +149,12 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def check(cluster: Cluster, pbs: PBS) -> Iterator[Finding]:
-    answer = site.timed(lambda: pbs.run("qstat", "-B", "-f", "-F", "json"))
-    yield from site.reachable("PBS", detect().version, answer, "PBS_SERVER")
-    if answer.error:
+    ask = partial(pbs.run, "qstat", "-B", "-f", "-F", "json")
+    answer = yield from site.reachable("PBS", detect().version, ask, "PBS_SERVER")
+    if answer is None:
         return
     try:
-        server: dict[str, Any] = next(iter(section(answer.text, "Server").values()), {})
+        server: dict[str, Any] = next(iter(section(answer, "Server").values()), {})
         found = pbs.queues()
     except QueryError as error:
         yield problem("queue", str(error), "try `qstat -Qf`")

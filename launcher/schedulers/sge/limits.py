@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from launcher.config.scheduler_table import own_settings
@@ -154,9 +155,8 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def check(cluster: Cluster, sge: SGE) -> Iterator[Finding]:
-    answer = site.timed(lambda: sge.run("qconf", "-sql", good=(0, 1)))
-    yield from site.reachable("Grid Engine", detect().version, answer, "SGE_ROOT, SGE_CELL")
-    if answer.error:
+    ask = partial(sge.run, "qconf", "-sql", good=(0, 1))
+    if (yield from site.reachable("Grid Engine", detect().version, ask, "SGE_ROOT, SGE_CELL")) is None:
         return
     try:
         queues, environments, complexes = sge.queues(), sge.environments(), sge.complexes()

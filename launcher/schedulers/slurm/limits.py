@@ -7,9 +7,11 @@ import getpass
 import importlib
 import re
 import textwrap
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 from launcher.config.scheduler_table import own_settings
 from launcher.config.schema import Cluster
@@ -244,10 +246,11 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def check(cluster: Cluster, slurm: Slurm) -> Iterator[Finding]:
-    version = site.timed(slurm.version)
-    answer = site.timed(lambda: slurm.run("squeue", "--me", "--noheader", "--format=%i"))
-    yield from site.reachable("Slurm", version.text, answer, "SLURM_CONF")
-    if answer.error:
+    version = ""
+    with contextlib.suppress(QueryError):
+        version = slurm.version()
+    ask = partial(slurm.run, "squeue", "--me", "--noheader", "--format=%i")
+    if (yield from site.reachable("Slurm", version, ask, "SLURM_CONF")) is None:
         return
     try:
         found = partitions_of(slurm)
@@ -257,7 +260,7 @@ def check(cluster: Cluster, slurm: Slurm) -> Iterator[Finding]:
         for line in lines(found, wanted(cluster, found)):
             yield ok("partition", line)
         yield from with_qos(cluster, found)
-    yield accounting(site.timed(lambda: slurm.sacct("--allocations", "--starttime=now", "--format=JobID")))
+    yield accounting(slurm)
 
 
 def wanted(cluster: Cluster, found: Sequence[Partition]) -> list[str]:
@@ -323,12 +326,15 @@ def most_nodes(partition: Partition) -> int:
     return total if partition.max_nodes is None else min(total, partition.max_nodes)
 
 
-def accounting(answer: site.TimedOutput) -> Finding:
+def accounting(slurm: Slurm) -> Finding:
     """Returns a finding on whether sacct works. Without it, the launcher knows less about failed jobs."""
-    if answer.error:
-        why = textwrap.shorten(answer.error, 120, placeholder="...")
+    began = time.monotonic()
+    try:
+        slurm.sacct("--allocations", "--starttime=now", "--format=JobID")
+    except QueryError as error:
+        why = textwrap.shorten(str(error), 120, placeholder="...")
         return ok("accounting", f"not there, which the launcher does without ({why})")
-    return ok("accounting", f"sacct answered in {answer.took * 1000:.0f} ms")
+    return ok("accounting", f"sacct answered in {(time.monotonic() - began) * 1000:.0f} ms")
 
 
 # -- `site init` for Slurm: queries a site's facts, and writes a profile

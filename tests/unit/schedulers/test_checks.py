@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from launcher.schedulers import registry, site
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.site import Level, TimedOutput
+from launcher.schedulers.site import Finding, Level
 from tests.unit.plans import bare_plan
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
 
 
-@pytest.mark.parametrize(
-    ("answer", "level"),
-    [
-        (TimedOutput("x", 0.1), OK),
-        (TimedOutput("x", 20.0), WARNING),
-        (TimedOutput(error="squeue did not answer within 8 s"), PROBLEM),
-    ],
-)
-def test_a_scheduler_that_does_not_answer_is_a_problem(answer: TimedOutput, level: Level) -> None:
-    (found,) = site.reachable("Slurm", "22.05.8", answer, "SLURM_CONF")
-    assert (found.level, "SLURM_CONF wrong" in found.do) == (level, level is PROBLEM)
+def fails() -> str:
+    raise QueryError("squeue did not answer within 8 s")
 
 
-def test_a_question_that_fails_is_an_answer_with_the_reason() -> None:
-    def fails() -> str:
-        raise QueryError("squeue is not on this machine's PATH")
+@pytest.mark.parametrize(("ask", "slow", "level"), [(str, 5.0, OK), (str, -1.0, WARNING), (fails, 5.0, PROBLEM)])
+def test_a_scheduler_that_does_not_answer_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, ask: Callable[[], str], slow: float, level: Level
+) -> None:
+    monkeypatch.setattr(site, "SLOW", slow)
 
-    assert site.timed(fails).error == "squeue is not on this machine's PATH"
-    assert site.timed(lambda: "x").text == "x"
+    def check() -> Iterator[Finding]:
+        answer = yield from site.reachable("Slurm", "22.05.8", ask, "SLURM_CONF")
+        assert (answer is None) is (level is PROBLEM)
+
+    assert [(each.level, "SLURM_CONF wrong" in each.do) for each in check()] == [(level, level is PROBLEM)]
 
 
 @pytest.mark.parametrize(("name", "pools"), [("slurm", "partitions"), ("pbs", "queues"), ("sge", "queues")])

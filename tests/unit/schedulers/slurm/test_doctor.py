@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from launcher.config.schema import Cluster, Limits
 from launcher.plan.limits import NodeGroup
-from launcher.schedulers.site import Level, TimedOutput
+from launcher.schedulers.site import Level
 from launcher.schedulers.slurm import limits
+from launcher.schedulers.slurm.client import Slurm
 from launcher.schedulers.slurm.limits import Partition
 from tests.unit.plans import make_cluster
 
@@ -48,6 +51,13 @@ def test_partitions_are_listed_and_the_profile_is_compared(
     assert any(words in each for each in [*lines, *(each.says for each in found)])
 
 
-def test_accounting_is_told_and_never_a_problem() -> None:
-    told = [limits.accounting(TimedOutput(error="sacct failed")), limits.accounting(TimedOutput("", 0.1))]
-    assert [each.level for each in told] == [OK, OK]
+@pytest.mark.parametrize(("sacct", "told"), [("exit 1", "does without (sacct failed"), ("exit 0", "sacct answered in")])
+def test_accounting_is_told_and_never_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sacct: str, told: str
+) -> None:
+    (tmp_path / "sacct").write_text(f"#!/bin/sh\n{sacct}\n")
+    (tmp_path / "sacct").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = limits.accounting(Slurm())
+    assert found.level is OK
+    assert told in found.says
