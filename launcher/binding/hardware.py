@@ -341,8 +341,6 @@ ROOT = Path("/")
 
 
 class MemoryCgroup(Struct):
-    """Memory of the cgroup that limits this process."""
-
     limit: int | None  # in bytes; None: no limit
     peak: int | None  # highest use in bytes; None: the kernel does not report it
     kills: int  # processes of this process's own cgroup that the kernel has killed for lack of memory

@@ -75,14 +75,11 @@ class Parameters(ABC):
     starter: ClassVar[str]
 
     @classmethod
-    def names(cls) -> set[str]:
-        return {each.name for each in dataclasses.fields(cls)}
-
-    @classmethod
     def of(cls: type[P], given: Mapping[str, Any], folder: Path = Path("/")) -> P:
         """Parses and checks the given parameters (None: the default), and the output's folder; raises ValueError."""
-        if unknown := [name for name in given if name not in cls.names()]:
-            hint = f"{near(unknown[0], cls.names())} Known: {', '.join(sorted(cls.names()))}"
+        names = {each.name for each in dataclasses.fields(cls)}
+        if unknown := [name for name in given if name not in names]:
+            hint = f"{near(unknown[0], names)} Known: {', '.join(sorted(names))}"
             raise ValueError(f"there is no parameter {unknown[0]!r}.{hint}")
         values = {name: value for name, value in given.items() if value is not None}
         try:
@@ -284,7 +281,7 @@ class FunctionExecutor(OwnSubmission):
 
     @classmethod
     def _valid_parameters(cls) -> set[str]:
-        return cls.parameters_class.names()
+        return {each.name for each in dataclasses.fields(cls.parameters_class)}
 
     def _convert_parameters(self, params: dict[str, Any]) -> dict[str, Any]:
         params = super()._convert_parameters(params)

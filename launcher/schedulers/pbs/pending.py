@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from launcher.fast_dataclasses import Struct
 from launcher.formatting import format_size, plural
 from launcher.plan.plan import JobPlan, settings_of
 from launcher.schedulers import pending
@@ -272,36 +271,29 @@ def estimate(record: Mapping[str, Any]) -> float | None:
         return None
 
 
-class Chunk(Struct):
-    amounts: Mapping[str, int]  # amount of each countable resource; memory in bytes
-    others: Mapping[str, str]  # required value of each resource with texts as values
+def chunk_of(plan: JobPlan) -> dict[str, int | str]:
+    """Returns what a node must have free, by resource: an amount (memory in bytes), or a text."""
+    chunk = {**script.chunk_of(plan), **settings_of(plan, PBSSettings).chunk}
+    for not_of_a_node in ("mpiprocs", "ompthreads"):
+        chunk.pop(not_of_a_node, None)
+    texts = {key: str(value) for key, value in chunk.items() if value is not None}
+    return {key: text if (number := amount(text)) is None else number for key, text in texts.items()}
 
 
-def chunk_of(plan: JobPlan) -> Chunk:
-    amounts, others = dict[str, int](), dict[str, str]()
-    for key, value in {**script.chunk_of(plan), **settings_of(plan, PBSSettings).chunk}.items():
-        if value is None or key in ("mpiprocs", "ompthreads"):  # the latter are no resources of a node
-            continue
-        if (number := amount(str(value))) is None:
-            others[key] = str(value)
-        else:
-            amounts[key] = number
-    return Chunk(amounts, others)
-
-
-def fitting(nodes: Sequence[PBSNode], chunk: Chunk) -> list[PBSNode]:
+def fitting(nodes: Sequence[PBSNode], chunk: Mapping[str, int | str]) -> list[PBSNode]:
     """Returns the working nodes that have the chunk free. A resource that a node does not report counts as 0."""
-    return [
-        node for node in nodes
-        if not node.broken
-        and all(node.free.get(key, 0) >= wanted for key, wanted in chunk.amounts.items())
-        and all(node.others.get(key, "").lower() == value.lower() for key, value in chunk.others.items())
-    ]  # fmt: skip
+
+    def has(node: PBSNode, resource: str, wanted: int | str) -> bool:
+        if isinstance(wanted, int):
+            return node.free.get(resource, 0) >= wanted
+        return node.others.get(resource, "").lower() == wanted.lower()
+
+    return [node for node in nodes if not node.broken and all(has(node, *each) for each in chunk.items())]
 
 
-def most_on_each(nodes: Sequence[PBSNode], chunk: Chunk, wanted: int, resource: str) -> int:
+def most_on_each(nodes: Sequence[PBSNode], chunk: Mapping[str, int | str], wanted: int, resource: str) -> int:
     """Returns how much of a resource each of `wanted` nodes has free, beside the chunk's others; 0: too few nodes."""
-    rest = Chunk({key: value for key, value in chunk.amounts.items() if key != resource}, chunk.others)
+    rest = {key: value for key, value in chunk.items() if key != resource}
     free = sorted((node.free.get(resource, 0) for node in fitting(nodes, rest)), reverse=True)
     return free[wanted - 1] if len(free) >= wanted else 0
 
@@ -322,9 +314,10 @@ def options(plan: JobPlan, nodes: Sequence[PBSNode], now: float, *, fixed_nodes:
         return (asked,)
     found = []
     for resource in ("mem", "ncpus", "ngpus"):
+        if resource in settings_of(plan, PBSSettings).chunk:  # it overrides the config key
+            continue
         most = most_on_each(nodes, chunk, plan.nodes, resource)
-        # a resource in cluster.chunk overrides the config key
-        if 0 < most < chunk.amounts.get(resource, 0) and resource not in settings_of(plan, PBSSettings).chunk:
+        if 0 < most < int(chunk.get(resource, 0)):
             found += _less(plan, resource, most, now)
     if pending.may_offer_fewer_nodes(plan, free, fixed=fixed_nodes):
         note = f"{plural(free * plan.procs_per_node, 'rank')} instead of {plan.world_size}"

@@ -104,13 +104,6 @@ def test_only_the_wanted_one_is_no_problem(kind: QsubKind, wanted: QsubKind) -> 
     assert (Qsub(kind).problem(wanted) is None) is (kind is wanted)
 
 
-@pytest.fixture
-def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is the whole PATH; what is put there can be called."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    return tmp_path
-
-
 def put(folder: Path, script: str) -> None:
     (folder / "qsub").write_text(script)
     (folder / "qsub").chmod(0o700)

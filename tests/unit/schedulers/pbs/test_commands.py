@@ -558,13 +558,6 @@ def test_what_is_no_json_is_read_all_the_same(printed_value: str, text: str) -> 
 # -- the commands
 
 
-@pytest.fixture
-def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is the whole PATH; what is put there can be called."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    return tmp_path
-
-
 def put(folder: Path, name: str, script: str) -> None:
     """A command that notes its arguments, one line a call."""
     (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >>{folder}/asked\n{script}\n')

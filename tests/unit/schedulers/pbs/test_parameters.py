@@ -103,11 +103,6 @@ def test_what_cannot_be_used_is_refused_where_it_was_set(given: dict[str, Any], 
     assert words in str(refusal.value)
 
 
-def test_parameters_that_were_read_can_be_looked_up_by_their_names() -> None:
-    assert {"name", "queue", "walltime", "select", "mpiexec", "rerunnable"} <= Parameters.names()
-    assert not {"of", "script", "names"} & Parameters.names()
-
-
 @pytest.mark.parametrize(
     ("folder", "whole"),
     [

@@ -197,7 +197,7 @@ def test_a_chunk_may_use_all_vnodes_of_a_host_that_work() -> None:
     first, second = client.parse_nodes("".join(vnodes) + plain)
     assert (first.name, first.broken, first.has, first.free) == ("n1[0]", False, {"ncpus": 96}, {"ncpus": 56})
     assert (second.name, second.has) == ("n2", {"ncpus": 8})
-    assert pending.fitting([first, second], pending.Chunk({"ncpus": 50}, {})) == [first]
+    assert pending.fitting([first, second], {"ncpus": 50}) == [first]
     (down,) = client.parse_nodes("".join(vnodes[:1]) * 2)
     assert (down.broken, down.free) == (True, {})
 

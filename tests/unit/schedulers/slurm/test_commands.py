@@ -162,13 +162,6 @@ def test_only_completed_is_done() -> None:
     assert JobState.UNKNOWN not in STATES.values()
 
 
-@pytest.fixture
-def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is the whole PATH; what is put there can be called."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    return tmp_path
-
-
 def put(folder: Path, name: str, script: str) -> None:
     (folder / name).write_text(f"#!/bin/sh\n{script}\n")
     (folder / name).chmod(0o700)
