@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DTensor", "FSDPModule", "MixedPrecisionPolicy", "Replicate", "Shard", "all_gather_single",
     "compute_local_shape_and_global_offset", "destroy_without_gil", "distribute_tensor", "fake_group",
-    "fsdp_computes_on", "fully_shard", "is_device_error", "local_part", "reduce_scatter_single", "store_on",
-    "with_local",
+    "fsdp_computes_on", "fully_shard", "local_part", "reduce_scatter_single", "store_on", "with_local",
 ]  # fmt: skip
 
 # The modules that may have each name, the newest first: DTensor became public in 2.5, FSDP2 in 2.6. They are imported
@@ -58,11 +57,6 @@ def __getattr__(name: str) -> Any:
             continue
         return found
     raise ImportError(f"torch {torch.__version__} has {name} in none of {', '.join(_PLACES[name])}")
-
-
-def is_device_error(error: Exception) -> bool:
-    """Returns whether a GPU has failed. Before torch 2.8, which has a type for that, only the text says so."""
-    return isinstance(error, getattr(torch, "AcceleratorError", ())) or str(error).startswith(("CUDA err", "HIP err"))
 
 
 def local_part(whole: Tensor, like: DTensor) -> Tensor:

@@ -28,7 +28,6 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData
 from torch.distributed.checkpoint.utils import _create_file_view
 
-from launcher import torch_compat
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.format import CannotRead, CheckpointError, Damaged, File, RetryingFile
 
@@ -159,15 +158,9 @@ def _opened(path: Path, timeout: float, what: str) -> Iterator[io.BufferedReader
                 raise file.failure from None
             if isinstance(error, CheckpointError):
                 raise
-            if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or os.strerror(errno.ENOMEM) in str(error):
+            if isinstance(error, MemoryError) or os.strerror(errno.ENOMEM) in str(error):
                 raise CannotRead(f"{path} cannot be read now: there is no memory for it") from None
-            if torch_compat.is_device_error(error):  # tensors on it are filled while the file is open
-                raise CheckpointError(f"{path} cannot be loaded: {_first_line(error)}") from None
-            raise Damaged(f"{path} {what}: {_first_line(error)}") from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+            raise Damaged(f"{path} {what}: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
 
 
 # -- torch.distributed.checkpoint
@@ -264,14 +257,18 @@ def load_tensors(path: Path, metadata: Metadata, tensors: Mapping[str, Tensor], 
     for item in planner.create_local_plan().items:
         items.setdefault(metadata.storage_data[item.storage_index].relative_path, []).append(item)
     for name, of_file in items.items():
-        with _opened(path / name, timeout, "does not match its metadata") as stream:
-            for item in of_file:
-                where = metadata.storage_data[item.storage_index]
-                saved = load_saved(cast(IO[bytes], _create_file_view(stream, where.offset, where.length)))
-                part = narrow_tensor_by_index(saved, item.storage_offsets, item.lengths)
-                target = planner.resolve_tensor(item).detach()
-                if target.size() != part.size():
-                    raise ValueError(
-                        f"{item.storage_index.fqn}: {tuple(part.size())} where {tuple(target.size())} fits"
-                    )
-                target.copy_(part)
+        for item, part in _parts(path / name, of_file, metadata, timeout):
+            planner.resolve_tensor(item).detach().copy_(part)  # if it fails, the file is not to blame
+
+
+def _parts(
+    path: Path, items: Iterable[ReadItem], metadata: Metadata, timeout: float
+) -> Iterator[tuple[ReadItem, Tensor]]:
+    with _opened(path, timeout, "does not match its metadata") as stream:
+        for item in items:
+            where = metadata.storage_data[item.storage_index]
+            saved = load_saved(cast(IO[bytes], _create_file_view(stream, where.offset, where.length)))
+            part = narrow_tensor_by_index(saved, item.storage_offsets, item.lengths)
+            if part.size() != item.lengths:
+                raise ValueError(f"{item.storage_index.fqn}: {tuple(part.size())} where {tuple(item.lengths)} fits")
+            yield item, part

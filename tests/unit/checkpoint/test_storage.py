@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -51,6 +52,22 @@ def test_dcp_reads_the_tensors_of_our_checkpoints(tmp_path: Path, monkeypatch: p
     into = {"model": state(-1)["model"]}
     dcp.load(into, checkpoint_id=tmp_path / "checkpoints" / "step-000000001")
     assert (into["model"]["weight"] == 1).all() and (into["model"]["bias"] == 1).all()
+
+
+@pytest.mark.parametrize("small", [0, 1 << 20], ids=["sharded", "single"])
+def test_a_gpu_that_fails_while_it_is_filled_damages_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:  # fmt: skip
+    monkeypatch.setattr("launcher.checkpoint.saving.SMALL", small)
+    checkpointer = Checkpointer(tmp_path / "checkpoints", ALONE, identity={})
+    checkpointer.save(1, {"weight": torch.ones(3)}, wait=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "copy_", Mock(side_effect=RuntimeError("no kernel image is available")))
+        with pytest.raises(CheckpointError, match="no kernel image is available"):
+            checkpointer.load({"weight": torch.zeros(3)})
+    loaded = checkpointer.load({"weight": torch.zeros(3)})
+    assert loaded is not None and loaded.step == 1
+    checkpointer.close()
 
 
 def test_a_file_that_another_process_has_just_made_is_not_removed(tmp_path: Path) -> None:
