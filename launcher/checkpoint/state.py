@@ -74,6 +74,8 @@ class Content:
             name = dotted(path)
             if value.layout != torch.strided or value.is_quantized:
                 raise TypeError(f"{name} is a {value.layout} tensor ({value.dtype}), which has no plain bytes to save")
+            if value.numel() and any(size > 1 and not value.stride(dim) for dim, size in enumerate(value.shape)):
+                raise TypeError(f"{name} is expanded: its elements share memory, and a load cannot fill it: clone() it")
             if name in self.tensors:
                 raise ValueError(f"two tensors of the state have the name {name}: rename one of them")
             self.tensors[name], self.paths[name] = value.detach(), path

@@ -76,6 +76,12 @@ def test_levels_beyond_any_bound_are_refused_at_the_save(come_back: Any, what: s
             come_back(**{what: {"a": nested(levels)}})
 
 
+def test_a_tensor_whose_elements_share_memory_is_refused_at_the_save(come_back: Any) -> None:
+    come_back(state={"row": torch.ones(4).expand(1, 4), "nothing": torch.ones(1, 0).expand(3, 0)})
+    with pytest.raises(CheckpointError, match="rows is expanded: its elements share memory"):
+        come_back(state={"rows": torch.ones(4).expand(3, 4)})
+
+
 @pytest.mark.parametrize("what", ["state", "rank_state"])
 def test_a_state_is_nested_as_deeply_as_python_copies_it(come_back: Any, what: str) -> None:
     for levels in (61, 62, 300):
