@@ -151,8 +151,11 @@ def _require_no_error(outcomes: Sequence[tuple[Any, CheckpointError | str | None
 
 
 def combined_error(errors: Mapping[int, BaseException | str], world_size: int) -> CheckpointError:
-    """Returns one error for the errors of several ranks, which it names: a Misfit, Damaged, or CannotRead if any is."""
-    kinds = (Misfit, Damaged, CannotRead)
+    """Returns one error for the errors of several ranks, which it names: a Misfit, CannotRead, or Damaged if any is.
+
+    What one rank cannot read now is not damaged because another one does not find it: that would quarantine it.
+    """
+    kinds = (Misfit, CannotRead, Damaged)
     kind = next((kind for kind in kinds for error in errors.values() if isinstance(error, kind)), CheckpointError)
     chosen = {rank: error for rank, error in errors.items() if kind is CheckpointError or isinstance(error, kind)}
     ranks: dict[str, list[int]] = {}

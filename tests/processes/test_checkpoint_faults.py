@@ -260,7 +260,7 @@ def test_all_ranks_end_when_one_cannot_read(make: Any, tmp_path: Path) -> None:
     ("said", "world", "kind", "text"),
     [
         ({0: Misfit("m"), 1: Misfit("m")}, 2, Misfit, "m"),
-        ({0: Damaged("d"), 1: CannotRead("u")}, 3, Damaged, "d"),
+        ({0: Damaged("d"), 1: CannotRead("u")}, 3, CannotRead, "u"),  # which quarantines nothing
         ({0: "x", 2: CannotRead("u")}, 3, CannotRead, "u"),
         ({0: Damaged("a"), 1: Damaged("b"), 2: Damaged("a")}, 3, Damaged, "ranks 0,2: a; rank 1: b"),
         ({1: "disk full", 3: OSError(28, "No space left")}, 4, CheckpointError, "rank 1: disk full; rank 3: No space"),
