@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy, dropout, gelu, scaled_dot_product
 from torch.utils.checkpoint import checkpoint
 
 from launcher import Resumable, evaluated, progress
-from launcher.checkpoint.resumable import GlobalBatchSampler, seed_generators, share
+from launcher.checkpoint.resumable import GlobalBatchSampler, generator_of, seed_generators, share
 from launcher.config.schema import FSDPLm
 from launcher.plan.plan import JobPlan
 from launcher.torch_compat import (
@@ -188,10 +188,8 @@ def initialise(model: Sharded, seed: int) -> None:
         if parameter.dim() == 1:  # the scales of norms
             whole = torch.ones(parameter.shape)
         else:
-            digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
             spread = SPREAD / residuals**0.5 if name.endswith(("out.weight", "down.weight")) else SPREAD
-            whole = torch.empty(parameter.shape).normal_(0, spread, generator=generator)
+            whole = torch.empty(parameter.shape).normal_(0, spread, generator=generator_of(seed, name))
         assert isinstance(parameter, DTensor)
         parameter.to_local().copy_(local_part(whole, parameter))
 

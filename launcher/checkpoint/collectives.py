@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -14,10 +13,11 @@ from torch.distributed import distributed_c10d
 
 from launcher.checkpoint.format import CannotRead, CheckpointError, Damaged, Misfit
 from launcher.errors import RESUME
+from launcher.files.retried_reads import backoff
 from launcher.formatting import name_ranks
 from launcher.worker import process_group
 
-LONGEST_PAUSE = 0.05  # seconds between two reads of the store
+PAUSES = 1e-4, 0.05  # first and longest seconds between two reads of the store
 _RANKS = 1 << 20  # more ranks than any job has: three counts of ranks are packed into one number of the store
 
 T = TypeVar("T")
@@ -83,16 +83,15 @@ class Peers:
         self._settled = self._saves
         if self._store is None:
             return self._published
-        key, pause = f"ended/{self._saves}", 1e-4
-        deadline = time.monotonic() + self._timeout
-        while (counts := self._store.add(key, 0)) % _RANKS < self.world_size:
-            if time.monotonic() > deadline:
-                raise SavesFail(
-                    f"{self.world_size - counts % _RANKS} of {self.world_size} ranks are not through with the last "
-                    f"checkpoint after {self._timeout:g} s (checkpoint.timeout)"
-                )
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+        for _ in backoff(self._timeout, *PAUSES):
+            counts = self._store.add(f"ended/{self._saves}", 0)
+            if counts % _RANKS >= self.world_size:
+                break
+        else:
+            raise SavesFail(
+                f"{self.world_size - counts % _RANKS} of {self.world_size} ranks are not through with the last "
+                f"checkpoint after {self._timeout:g} s (checkpoint.timeout)"
+            )
         if counts // _RANKS % _RANKS:  # ranks on which the group failed
             self.close()
         return bool(counts // _RANKS**2)

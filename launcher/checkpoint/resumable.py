@@ -78,6 +78,12 @@ def key(*parts: object) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
+def generator_of(*parts: object) -> torch.Generator:
+    """Returns a generator on the CPU whose numbers depend only on the text of the parts."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+
+
 def seed_generators(*parts: object) -> None:
     """Seeds this rank's random generators (Python, torch, its GPU, numpy if loaded) with `key(*parts)`."""
     seed = key(*parts)
@@ -505,10 +511,9 @@ class GlobalBatchSampler:
     def order(self, epoch: int) -> Tensor:
         """Returns the indices of all samples in the order of an epoch, int64 [size]."""
         if self._order is None or self._order[0] != epoch:
-            digest = hashlib.sha256(f"{self.seed}/{epoch}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
             # Always drawn on the CPU: a GPU's generator draws another permutation for the same seed.
-            self._order = epoch, torch.randperm(self.size, generator=generator).to(self.device)
+            order = torch.randperm(self.size, generator=generator_of(self.seed, epoch))
+            self._order = epoch, order.to(self.device)
         return self._order[1]
 
     def global_batch(self, epoch: int, step: int) -> Tensor:

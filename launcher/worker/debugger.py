@@ -357,14 +357,11 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         return spec
 
 
-class Watched:
+class Watched(contextlib.AbstractContextManager[None]):
     """Context manager of the user's code: `q` ends it with DebuggerQuit, and post_mortem stops at an exception."""
 
     def __init__(self, post_mortem: bool) -> None:
         self._post_mortem = post_mortem
-
-    def __enter__(self) -> None:
-        pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
         if isinstance(error, bdb.BdbQuit) and _debugger is not None:

@@ -331,7 +331,6 @@ class Settings:
     attempt: int = 0  # index of this attempt, from 0
     nodes: int = 1  # number of nodes with ranks
     failures: Experience = NONE_YET  # of the user's runs on this cluster; on rank 0
-    world_size: int | None = None  # number of ranks of the run when it has all its nodes; None outside of a run
     timeout: float | None = None  # seconds for each collective; None: torch's default
     # when the scheduler ends the attempt, in seconds since the epoch by this machine's clock; None: there is no time
     # limit, or this rank only estimates it and leaves it to rank 0
@@ -354,7 +353,7 @@ def settings() -> Settings:
         plan.checkpoint, plan.resume, plan.train, run_dir=attempt.run.path, attempt=attempt.number,
         nodes=plan.nodes - plan.spares,
         failures=experience(attempt.run.path, plan.cluster.name, memory=plan.checkpoint.memory != 0)
-        if first else NONE_YET, world_size=plan.world_size,
+        if first else NONE_YET,
         timeout=FOREVER if plan.debugs else float(plan.launch.timeout),  # others wait for a rank at a breakpoint
         deadline=time.time() + left.seconds if left is not None and watches else None,
     )  # fmt: skip
