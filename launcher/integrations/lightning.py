@@ -25,8 +25,8 @@ import torch.distributed as dist
 
 from launcher import errors
 from launcher.checkpoint.resumable import generators, restore_generators
-from launcher.integrations import checkpoint_dir, completed, leaves, missing, newest, numbers
-from launcher.integrations.trainer_memory import FilesOf, TrainerMemory, copied, memory_of
+from launcher.integrations import trainers
+from launcher.integrations.trainers import TrainerMemory, checkpoint_dir, copied, memory_of
 from launcher.runs.directory import current_attempt
 from launcher.worker import heartbeat, process_group, stop
 
@@ -40,7 +40,7 @@ except ImportError as error:
         from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
         from pytorch_lightning.utilities import rank_zero_warn
     except ImportError:
-        raise missing("lightning", error) from error
+        raise trainers.missing("lightning", error) from error
 
 __all__ = ["LauncherCallback", "checkpoint_dir", "last_checkpoint"]
 
@@ -60,8 +60,8 @@ def last_checkpoint(folder: str | os.PathLike[str] | None = None) -> str | None:
     if folder is None and "LAUNCHER_CHECKPOINT_DIR" not in os.environ:
         return None
     folder = Path(checkpoint_dir() if folder is None else folder)
-    found = newest(folder, r"[^.].*\.ckpt", LAST_FILES, _is_whole)
-    files: FilesOf = lambda kept: {COPY: partial(torch.save, kept.state)}  # noqa: E731
+    found = trainers.newest(folder, r"[^.].*\.ckpt", LAST_FILES, _is_whole)
+    files: trainers.FilesOf = lambda kept: {COPY: partial(torch.save, kept.state)}  # noqa: E731
     if (memory := copied(folder, lambda: None if found is None else step_of(found), files)) is not None:
         return str(memory / COPY)
     return None if found is None else str(found)
@@ -148,7 +148,7 @@ class LauncherCallback(Callback):
         verdict = stop.boundary(step)
         if verdict.save or verdict.stop is not None:
             self._save(trainer, step)
-        if leaves(verdict.stop, step, self._total):
+        if trainers.leaves(verdict.stop, step, self._total):
             raise SystemExit(errors.RESUME)
         if self._memory is not None:
             self._memory.loaded()
@@ -177,7 +177,7 @@ class LauncherCallback(Callback):
     def _logged(self, trainer: Any, outputs: Any) -> dict[str, float]:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         logged = {name: each for name, each in trainer.callback_metrics.items() if name not in self._not_training}
-        return numbers({"loss": loss, **logged})
+        return trainers.numbers({"loss": loss, **logged})
 
     # -- checkpoints
 
@@ -197,7 +197,7 @@ class LauncherCallback(Callback):
         stop.listen().save_took(time.monotonic() - began)
 
     def _remove_old(self, saved: Path) -> None:
-        ours = sorted(self._folder.glob(f"{OURS}*.ckpt"), key=lambda path: completed(path, LAST_FILES)[0])
+        ours = sorted(self._folder.glob(f"{OURS}*.ckpt"), key=lambda path: trainers.completed(path, LAST_FILES)[0])
         for path in ours[: len(ours) - self._keep]:
             if path != saved:
                 _hide(path)
@@ -228,8 +228,8 @@ class LauncherCallback(Callback):
         metrics = trainer.callback_metrics.items()
         new = {name: value for name, value in metrics if value is not self._before.get(name)}
         self._not_training |= set(new)
-        self._evaluation.update(numbers(new))
-        process_group.reporter().evaluated(trainer.global_step, numbers(new))
+        self._evaluation.update(trainers.numbers(new))
+        process_group.reporter().evaluated(trainer.global_step, trainers.numbers(new))
         if self._deferred and not trainer.is_last_batch:
             self._copy(trainer)
 

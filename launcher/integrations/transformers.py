@@ -25,8 +25,8 @@ import torch.distributed as dist
 from launcher import errors
 from launcher.checkpoint.memory_copies import Kept
 from launcher.files.safe_io import python_number
-from launcher.integrations import checkpoint_dir, leaves, missing, newest, numbers
-from launcher.integrations.trainer_memory import TrainerMemory, copied, memory_of
+from launcher.integrations import trainers
+from launcher.integrations.trainers import TrainerMemory, checkpoint_dir, copied, memory_of
 from launcher.runs.directory import current_attempt
 from launcher.torch_compat import DTensor
 from launcher.worker import heartbeat, process_group, stop
@@ -35,7 +35,7 @@ try:
     from accelerate.state import AcceleratorState
     from transformers import TrainerCallback
 except ImportError as error:
-    raise missing("transformers", error) from error
+    raise trainers.missing("transformers", error) from error
 
 __all__ = ["LauncherCallback", "checkpoint_dir", "last_checkpoint"]
 
@@ -58,7 +58,7 @@ def last_checkpoint(folder: str | os.PathLike[str] | None = None) -> str | None:
     if folder is None and "LAUNCHER_CHECKPOINT_DIR" not in os.environ:
         return None
     folder = Path(checkpoint_dir() if folder is None else folder)
-    found = newest(folder, r"checkpoint-\d+", [STATE], _is_whole)
+    found = trainers.newest(folder, r"checkpoint-\d+", [STATE], _is_whole)
     on_disk = None if found is None else int(found.name.rpartition("-")[2])
     if (memory := copied(folder, lambda: on_disk, files_of, own_file_of)) is not None:
         return str(memory)
@@ -117,7 +117,7 @@ class LauncherCallback(TrainerCallback):
         if not control.should_log:  # otherwise on_log reports the step with the metrics
             process_group.report_progress(step, total, {})
         verdict = stop.boundary(step)
-        self._leaves = leaves(verdict.stop, step, total)
+        self._leaves = trainers.leaves(verdict.stop, step, total)
         if self._leaves:  # an evaluation may take longer than the time that is left
             control.should_evaluate, control.should_training_stop = False, True
         self._due = self._due or verdict.save or verdict.stop is not None
@@ -170,12 +170,12 @@ class LauncherCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         metrics = {name: value for name, value in (logs or {}).items() if not name.startswith(("eval_", "train_"))}
         if self._inside and metrics:
-            process_group.report_progress(state.global_step, state.max_steps, numbers(metrics))
+            process_group.report_progress(state.global_step, state.max_steps, trainers.numbers(metrics))
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
         if self._inside:
             results = {name: each for name, each in (metrics or {}).items() if not name.endswith(NOT_METRICS)}
-            self._evaluation = numbers(results)
+            self._evaluation = trainers.numbers(results)
             plain_names = {name.removeprefix("eval_"): each for name, each in self._evaluation.items()}
             process_group.reporter().evaluated(state.global_step, plain_names)
 

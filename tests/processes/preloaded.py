@@ -10,7 +10,7 @@ import torch.nn.parallel
 
 import launcher.agent.preflight
 import launcher.checkpoint.checkpointer
-import launcher.integrations.trainer_memory
+import launcher.integrations.trainers
 import launcher.worker.main
 import tests.launch
 import workloads.collective

@@ -17,14 +17,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from launcher import Env, integrations
+from launcher import Env
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import memory_copies as memory_module
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.format import CannotRead
 from launcher.checkpoint.memory_copies import MemoryCheckpoints
 from launcher.checkpoint.memory_format import HEADER, OWN, PEER, REPLICA, SINGLE, MemorySlot, Pair
-from launcher.integrations.trainer_memory import TrainerMemory
+from launcher.integrations import trainers
+from launcher.integrations.trainers import TrainerMemory
 from launcher.torch_compat import DTensor, Shard, distribute_tensor
 from launcher.worker import exit_report
 from launcher.worker.stop import CHECKPOINT, Settings
@@ -495,9 +496,9 @@ def views(folder: Path, env: Env) -> dict[str, Any]:
     """What ranks take for the newest checkpoint if they see different ones, and if rank 0 cannot read."""
     os.environ |= {"RANK": str(env.rank), "WORLD_SIZE": str(env.world_size)}
     plan = SimpleNamespace(checkpoint=replace(CHECKPOINT, read_timeout=0))
-    integrations.current_attempt = lambda: SimpleNamespace(run=SimpleNamespace(plan=lambda: plan))  # type: ignore[assignment]
+    trainers.current_attempt = lambda: SimpleNamespace(run=SimpleNamespace(plan=lambda: plan))  # type: ignore[assignment]
     checkpoints._entries = lambda _: {"a" if env.rank == 0 else "b": False}
-    found: dict[str, Any] = {"newest": integrations.newest(folder, ".", ["last"], lambda _: True)}
+    found: dict[str, Any] = {"newest": trainers.newest(folder, ".", ["last"], lambda _: True)}
 
     def unreadable(_: Path) -> dict[str, bool]:
         if env.rank == 0:
@@ -506,7 +507,7 @@ def views(folder: Path, env: Env) -> dict[str, Any]:
 
     checkpoints._entries = unreadable
     try:
-        integrations.newest(folder, ".", ["last"], lambda _: True)
+        trainers.newest(folder, ".", ["last"], lambda _: True)
     except CannotRead as error:
         found["error"] = str(error)
     return found

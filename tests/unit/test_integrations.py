@@ -17,10 +17,10 @@ import numpy
 import pytest
 import torch
 
-from launcher import integrations
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.format import CannotRead
-from launcher.integrations import leaves, newest, numbers
+from launcher.integrations import trainers
+from launcher.integrations.trainers import leaves, newest, numbers
 
 
 def test_numbers_are_taken_out_of_tensors_too() -> None:
@@ -56,7 +56,7 @@ NAMES = r"c-\d+"
 
 @pytest.fixture(autouse=True)
 def no_second_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integrations, "CHECKPOINT", replace(integrations.CHECKPOINT, read_timeout=0))
+    monkeypatch.setattr(trainers, "CHECKPOINT", replace(trainers.CHECKPOINT, read_timeout=0))
 
 
 def is_whole(file: BinaryIO) -> bool:
