@@ -128,15 +128,15 @@ def _sweep(text: str) -> list[int]:
         raise ValueError(f"{text!r} is not MIN:MAX:STEP, such as 8:1G:2 or 4M:64M:4M")
     least, most = parse_size(first), parse_size(more[0])
     if least > most:
-        raise ValueError(f"{text!r}: the first size is over the last: write {more[0]}:{first}{_rest(more)}")
+        raise ValueError(f"{text!r}: the first size is over the last: write {':'.join([more[0], first, *more[1:]])}")
     step = more[1].strip() if len(more) == 2 else "2"
     if _FACTOR.fullmatch(step):
         return _by_factor(text, least, most, Decimal(step))
-    return _by_increment(text, least, most, parse_size(step))
-
-
-def _rest(more: list[str]) -> str:
-    return f":{more[1]}" if len(more) == 2 else ""
+    increment = parse_size(step)
+    count = (most - least) // increment + 1
+    if count > MOST:
+        raise ValueError(f"{text!r} is {count} sizes, and {MOST} is the most: take a larger step")
+    return list(range(least, most + 1, increment))
 
 
 def _by_factor(text: str, least: int, most: int, factor: Decimal) -> list[int]:
@@ -152,13 +152,6 @@ def _by_factor(text: str, least: int, most: int, factor: Decimal) -> list[int]:
         sizes.append(int(exact))
         exact *= factor
     return sizes
-
-
-def _by_increment(text: str, least: int, most: int, step: int) -> list[int]:
-    count = (most - least) // step + 1
-    if count > MOST:
-        raise ValueError(f"{text!r} is {count} sizes, and {MOST} is the most: take a larger step")
-    return list(range(least, most + 1, step))
 
 
 def parse_seconds(text: object) -> float:
@@ -221,8 +214,11 @@ def members_of(kind: str, node_of: Sequence[int]) -> Members:
     one rank of each node. With explicit ranks, some may be in no group; ValueError: one does not exist.
     """
     if kind not in GROUPS:
-        members = explicit_groups(kind)
-        check_group_ranks(kind, len(node_of))
+        members, last = explicit_groups(kind), len(node_of) - 1
+        for rank in (rank for ranks in members for rank in ranks):
+            if rank > last:
+                there = f"ranks 0 to {last}" if last else "rank 0 alone"
+                raise ValueError(f"{kind!r}: there is no rank {rank}; this run has {there} (nodes x procs_per_node)")
         return members
     nodes: dict[int, list[int]] = {}
     for rank, node in enumerate(node_of):
@@ -233,16 +229,6 @@ def members_of(kind: str, node_of: Sequence[int]) -> Members:
         return tuple(tuple(ranks) for ranks in nodes.values())
     widest = max(len(ranks) for ranks in nodes.values())
     return tuple(tuple(ranks[local] for ranks in nodes.values() if local < len(ranks)) for local in range(widest))
-
-
-def check_group_ranks(kind: str, world_size: int) -> None:
-    """Raises ValueError if an explicit rank of a kind is `world_size` or more."""
-    if kind in GROUPS:
-        return
-    for rank in (rank for ranks in explicit_groups(kind) for rank in ranks):
-        if rank >= world_size:
-            there = "rank 0 alone" if world_size == 1 else f"ranks 0 to {world_size - 1}"
-            raise ValueError(f"{kind!r}: there is no rank {rank}; this run has {there} (nodes x procs_per_node)")
 
 
 def check_root(root: int, kind: str, members: Members) -> None:

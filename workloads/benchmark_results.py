@@ -13,6 +13,7 @@ import io
 import json
 import os
 import platform
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,8 @@ from launcher import run_dir
 from launcher.files import safe_io
 from launcher.files.retried_reads import retry_read, unwrap_or
 from launcher.worker import devices
-from workloads.across_ranks import WorkloadError, gather, together
+from workloads import hardware_limits
+from workloads.across_ranks import WorkloadError, gather, say, together
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -106,16 +108,7 @@ class Results:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the content of results.json."""
-        return {
-            "format": FORMAT,
-            "workload": self.workload,
-            "conditions": dict(self.conditions),
-            "roof": dict(self.roof),
-            "rows": [dict(row) for row in self.rows],
-            "matrix": self.matrix,
-            "complete": self.complete,
-            "reason": self.reason,
-        }
+        return {"format": FORMAT, **{name: value for name, value in vars(self).items() if name != "folder"}}
 
     def write(self) -> None:
         if self.folder is not None:
@@ -289,16 +282,44 @@ def read_baseline(path: str | None, env: Env) -> Results | None:
     return found or told
 
 
-# -- What both benchmarks do at their end
+# -- What both benchmarks print and write, which only rank 0 does
 
 
 FAULTS = 10  # most wrong results that an error lists; the table has all of them
+WIDTH = 76  # characters of a line: 80 of a terminal, without the rank's prefix
 
 
-def conclude(written: Results, faults: Sequence[str]) -> None:
-    """Writes complete results; raises WorkloadError with the texts about wrong results, if any."""
-    written.complete = not written.reason
-    written.write()
-    if faults:
-        more = [f"and {len(faults) - FAULTS} more"] if len(faults) > FAULTS else []
-        raise WorkloadError("; ".join([*faults[:FAULTS], *more]))
+class Report:
+    """A benchmark's output on the terminal and in files. All ranks make one."""
+
+    def __init__(self, config: Collective | P2P, env: Env) -> None:
+        self.env = env
+        self.baseline = read_baseline(config.baseline, env)
+        self.roof = hardware_limits.measure(env)
+        self.folder = run_dir() if env.rank == 0 else None
+        name = type(config).__name__.lower()
+        self.results = Results(name, conditions(config, env), vars(self.roof), self.folder)
+
+    def say(self, *lines: str) -> None:
+        if self.env.rank == 0:
+            for line in lines:
+                say(line)
+
+    def say_wrapped(self, text: str) -> None:
+        self.say(*textwrap.wrap(text, WIDTH, subsequent_indent="    "))
+
+    def stop(self, reason: str) -> None:
+        """Prints and records why not everything is measured; raises WorkloadError if nothing was."""
+        if not self.results.rows:
+            raise WorkloadError(f"{reason}: use smaller workload.sizes")
+        self.results.reason = "; ".join(filter(None, [self.results.reason, reason]))
+        self.results.write()
+        self.say_wrapped(reason)
+
+    def conclude(self, faults: Sequence[str]) -> None:
+        """Writes complete results; raises WorkloadError with the texts about wrong results, if any."""
+        self.results.complete = not self.results.reason
+        self.results.write()
+        if faults:
+            more = [f"and {len(faults) - FAULTS} more"] if len(faults) > FAULTS else []
+            raise WorkloadError("; ".join([*faults[:FAULTS], *more]))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from launcher import formatting, progress, run_dir
+from launcher import formatting, progress
 from launcher.formatting import format_size
 from launcher.torch_compat import destroy_without_gil
 from launcher.worker import devices
 from workloads import benchmark_results, hardware_limits, measurement
-from workloads.across_ranks import WorkloadError, gather, introduce, name_ranks, say
+from workloads.across_ranks import WorkloadError, gather, introduce, name_ranks
 from workloads.benchmark_keys import (
     OPERATIONS,
     REDUCING,
@@ -431,29 +430,12 @@ def table_summary(rows: Sequence[Row], roof: float | None, of: str) -> str:
 # -- The workload
 
 
-WIDTH = 76  # characters of a line: 80 of a terminal, without the rank's prefix
-
-
-class Report:
-    """The benchmark's output on the terminal and in files, which only rank 0 writes."""
+class Report(benchmark_results.Report):
+    """With a table for each operation."""
 
     def __init__(self, config: Collective, env: Env) -> None:
-        self.config, self.env = config, env
-        self.roof = hardware_limits.measure(env)
-        folder = run_dir() if env.rank == 0 else None
-        conditions = benchmark_results.conditions(config, env)
-        self.results = benchmark_results.Results("collective", conditions, vars(self.roof), folder)
-        self.table: list[Row] = []
-        self.headed = False
-
-    def say(self, *lines: str) -> None:
-        if self.env.rank == 0:
-            for line in lines:
-                say(line)
-
-    def say_wrapped(self, text: str) -> None:
-        """Prints a text on rank 0, wrapped to WIDTH characters."""
-        self.say(*textwrap.wrap(text, WIDTH, subsequent_indent="    "))
+        super().__init__(config, env)
+        self.config, self.table, self.headed = config, list[Row](), False
 
     def begin(self, sweep: Sweep) -> None:
         """Prints the column heads and the title of one operation's table. If there is only one size, the column heads
@@ -489,11 +471,6 @@ class Report:
             return self.roof.socket, "socket"
         return self.roof.memory, "memory"
 
-    def stop(self, reason: str) -> None:
-        self.results.reason = "; ".join(filter(None, [self.results.reason, reason]))
-        self.results.write()
-        self.say_wrapped(reason)
-
 
 def main(config: Collective, env: Env) -> dict[str, float | int | str]:
     """Measures and verifies the chosen operations; returns the metrics that docs/fabric-and-benchmarks.md lists.
@@ -505,7 +482,6 @@ def main(config: Collective, env: Env) -> dict[str, float | int | str]:
         kinds, operations = parse_groups(config.groups), choose("operation", config.op, OPERATIONS)
         introduce(env)
         gather(None, env)
-        baseline = benchmark_results.read_baseline(config.baseline, env)
         report = Report(config, env)
         faults: list[str] = []
         total = len(kinds) * len(operations)
@@ -523,7 +499,7 @@ def main(config: Collective, env: Env) -> dict[str, float | int | str]:
                     progress(done, total, op=name, group=kind)
     except ValueError as error:  # from the config: groups are only known on the ranks
         raise WorkloadError(str(error)) from error
-    return conclude(report, faults, baseline, config)
+    return conclude(report, faults)
 
 
 def own_network(rank: int) -> devices.Fabric | None:
@@ -568,18 +544,16 @@ def run(sweep: Sweep, report: Report) -> list[str]:
     return faults
 
 
-def conclude(
-    report: Report, faults: list[str], baseline: benchmark_results.Results | None, config: Collective
-) -> dict[str, float | int | str]:
+def conclude(report: Report, faults: list[str]) -> dict[str, float | int | str]:
     """Writes the results, and returns the metrics; raises WorkloadError for wrong results, or slow ones."""
-    written = report.results
-    benchmark_results.conclude(written, faults)
-    rows = [row for row in written.rows if not row["missing"]]
+    report.conclude(faults)
+    rows = [row for row in report.results.rows if not row["missing"]]
     operations = len({(row["op"], row["group"]) for row in rows})
     report.say(f"{formatting.plural(operations, 'operation')}, every result verified: all right")
-    if baseline is not None:
-        name = str(config.baseline)
-        if slower := benchmark_results.against(written.rows, baseline, config.tolerance, report.say_wrapped, name):
+    if report.baseline is not None:
+        config, now = report.config, report.results.rows
+        where = str(config.baseline)
+        if slower := benchmark_results.against(now, report.baseline, config.tolerance, report.say_wrapped, where):
             raise WorkloadError(slower)
     metrics: dict[str, float | int | str] = {}
     for row in rows:

@@ -20,6 +20,7 @@ from launcher.formatting import plural
 from launcher.rendezvous import rounds
 from launcher.worker import devices
 from workloads.across_ranks import gather
+from workloads.benchmark_keys import pair_of
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -81,14 +82,6 @@ def measure(env: Env) -> Roof:
     return Roof(socket_speed, memory, f"{socket_how}; {memory_how}")
 
 
-def ends(env: Env) -> tuple[int, int] | None:
-    """Returns the first ranks of the first and of the last node, or ranks 0 and 1 of a single node; None: one rank."""
-    if env.world_size < 2:
-        return None
-    other = env.node_ranks.index(env.node_of(env.world_size - 1))
-    return 0, other or 1
-
-
 def _copy_roof(env: Env) -> tuple[float | None, str]:
     on_gpu = env.device.type != "cpu"
     size = COPY_BYTES_ON_GPU if on_gpu else COPY_BYTES
@@ -120,10 +113,9 @@ def copy_speed(device: torch.device, size: int) -> float:
 
 def _socket_roof(env: Env) -> tuple[float | None, str]:
     # All ranks must call it: every rank takes part in every gather, even after an error
-    pair = ends(env)
-    if pair is None:
+    if env.world_size < 2:
         return None, "socket: one rank, so there is no link"
-    sender, receiver = pair
+    sender, receiver = pair_of(None, env.node_ranks)
     hosts = gather(env.host, env)
     way = f"from {hosts[sender]} to {hosts[receiver]}"
     if hosts[sender] == hosts[receiver]:

@@ -16,7 +16,7 @@ from launcher.files.retried_reads import exists, unwrap
 from launcher.formatting import format_size
 from launcher.plan.build import OUR_CODE
 from workloads import benchmark_keys, image_data, text_data
-from workloads.benchmark_keys import check_group_ranks, members_of, parse_groups, parse_seconds, parse_sizes
+from workloads.benchmark_keys import members_of, parse_groups, parse_seconds, parse_sizes
 
 if TYPE_CHECKING:
     from launcher.config.schema import P2P, Collective, Config, DDPMnist, FSDPLm, Workload
@@ -47,7 +47,7 @@ def check_names(plan: JobPlan) -> None:
                 parse_sizes(value)
             elif key == "groups":
                 for kind in parse_groups(value):
-                    check_group_ranks(kind, plan.world_size)
+                    members_of(kind, _node_of(plan))
             elif key == "budget" and value is not None:
                 parse_seconds(value)
         except ValueError as error:

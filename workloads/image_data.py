@@ -67,12 +67,41 @@ class Dataset(Struct):
     folders: tuple[tuple[str, str], ...] = ()
     subfolders: tuple[str, ...] = ()  # directories below a data directory in which other programs keep it
 
-    def find(self, data_dir: Path | None) -> Found | None:
-        """Finds and verifies the data set; None: none of its files is there. data_dir: None: the default one."""
-        return _find(self, data_dir, named=True)
+    def find(self, data_dir: str | Path | None, *, named: bool = True) -> Found | None:
+        """Finds and verifies the data set; None: none of its files is there. data_dir: None: the default one.
 
-    def fetch(self, data_dir: Path | None, mirrors: Sequence[str] | None, progress: Progress) -> Found:
-        return fetch(self.name, data_dir, mirrors, progress)
+        named: whether the user has named it: only then do files in `data_dir` itself count, since those of mnist and
+        fashion-mnist have the same names.
+        """
+        base, places = _base(data_dir), {Path(path): how for path, how in self.folders}
+        below = [(base / sub, "in the data folder") for sub in (self.name, *self.subfolders)]
+        own = [(base, places.get(base, "in the data folder"))] if named else []
+        for folder, how in (*below, *own, *places.items()):
+            if any(_present(file, folder) for file in self.files):
+                return _verified(self, folder, how, data_dir)
+        return None
+
+    def fetch(
+        self, data_dir: str | Path | None, mirrors: Sequence[str] | None = None, progress: Progress | None = None
+    ) -> Found:
+        """Downloads missing files into `data_dir`/`name`, and returns the data set verified; raises DatasetError.
+
+        Each file is written under a temporary name, verified and renamed, so an interrupted or a simultaneous second
+        download does no harm. A bundled data set is only found.
+        mirrors: base URLs (`http`, `https` or `file`), tried in turn; None: those of the data set.
+        """
+        if not self.mirrors and mirrors is None:
+            return find(self.name, data_dir)
+        folder = _base(data_dir) / self.name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for file in self.files:
+                target = folder / f"{file.name}.gz"
+                if not (target.is_file() and safe_io.digest_of(target) in file.sha256):
+                    _download(file, target, self.mirrors if mirrors is None else mirrors, progress)
+        except OSError as error:
+            raise DatasetError(f"{folder} cannot be written: {error}. Choose another folder for the data") from error
+        return _verified(self, folder, "just fetched", data_dir)
 
 
 class Found(Struct):
@@ -161,19 +190,17 @@ DIGITS = Dataset(
 KNOWN: dict[str, Dataset] = {dataset.name: dataset for dataset in (MNIST, FASHION, DIGITS)}  # `auto` takes the first
 
 
-def default_data_dir() -> Path:
-    """Returns the default data directory, in which each data set has a subdirectory."""
-    return user_data_dir() / "datasets"
-
-
 def find(name: str, data_dir: str | Path | None = None) -> Found:
     """Finds and verifies a data set; `auto`: the first of mnist, fashion-mnist and digits that exists.
 
     It searches below `data_dir`, in `data_dir` itself unless the name is `auto`, and where system packages install. A
     damaged data set is a DatasetError even with `auto`: the user does not expect training on another one.
     """
-    for dataset in KNOWN.values() if name == AUTO else [_known(name)]:
-        if found := _find(dataset, data_dir, named=name != AUTO):
+    names = (AUTO, *KNOWN)
+    if name not in names:
+        raise DatasetError(f"There is no data set {name!r}; known are {', '.join(names)}.{near(name, names)}")
+    for dataset in KNOWN.values() if name == AUTO else [KNOWN[name]]:
+        if found := dataset.find(data_dir, named=name != AUTO):
             return found
     if name == AUTO:
         line = _fetch_line(MNIST.name, data_dir)
@@ -182,33 +209,6 @@ def find(name: str, data_dir: str | Path | None = None) -> Found:
         f"The data set {name} is not on this machine (looked below {_base(data_dir)}). "
         f"Get it with: {_fetch_line(name, data_dir)}"
     )
-
-
-def fetch(
-    name: str,
-    data_dir: str | Path | None = None,
-    mirrors: Sequence[str] | None = None,
-    progress: Progress | None = None,
-) -> Found:
-    """Downloads the missing files of a data set into `data_dir`/`name`, and returns it verified; raises DatasetError.
-
-    Each file is written under a temporary name, verified and renamed, so an interrupted or a simultaneous second
-    download does no harm. A bundled data set is only found.
-    mirrors: base URLs (`http`, `https` or `file`), tried in turn; None: those of the data set.
-    """
-    dataset = _known(name)
-    if not dataset.mirrors and mirrors is None:
-        return find(name, data_dir)
-    folder = _base(data_dir) / name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in dataset.files:
-            target = folder / f"{file.name}.gz"
-            if not (target.is_file() and safe_io.digest_of(target) in file.sha256):
-                _download(file, target, dataset.mirrors if mirrors is None else mirrors, progress)
-    except OSError as error:
-        raise DatasetError(f"{folder} cannot be written: {error}. Choose another folder for the data") from error
-    return _verified(dataset, folder, "just fetched", data_dir)
 
 
 def read_header(head: bytes, path: Path) -> tuple[int, ...]:
@@ -221,15 +221,8 @@ def read_header(head: bytes, path: Path) -> tuple[int, ...]:
     return struct.unpack(f">{dims}I", head[4 : 4 + 4 * dims])
 
 
-def _known(name: str) -> Dataset:
-    if name not in KNOWN:
-        names = (AUTO, *KNOWN)
-        raise DatasetError(f"There is no data set {name!r}; known are {', '.join(names)}.{near(name, names)}")
-    return KNOWN[name]
-
-
 def _base(data_dir: str | Path | None) -> Path:
-    return Path(data_dir).expanduser() if data_dir else default_data_dir()
+    return Path(data_dir).expanduser() if data_dir else user_data_dir() / "datasets"  # with a subdirectory of each
 
 
 def _fetch_line(name: str, data_dir: str | Path | None) -> str:
@@ -244,23 +237,6 @@ def _present(file: IdxFile, folder: Path) -> Path | None:
         if unwrap(found):
             return path
     return None
-
-
-def _folder(dataset: Dataset, data_dir: str | Path | None, named: bool) -> tuple[Path, str] | None:
-    base = _base(data_dir)
-    below = [(base / sub, "in the data folder") for sub in (dataset.name, *dataset.subfolders)]
-    # The files of mnist and fashion-mnist have the same names, so `base` itself counts only for a named data set.
-    places = {Path(path): how for path, how in dataset.folders}
-    own = [(base, places.get(base, "in the data folder"))] if named else []
-    for folder, how in (*below, *own, *places.items()):
-        if any(_present(file, folder) for file in dataset.files):
-            return folder, how
-    return None
-
-
-def _find(dataset: Dataset, data_dir: str | Path | None, named: bool) -> Found | None:
-    place = _folder(dataset, data_dir, named)
-    return _verified(dataset, *place, data_dir) if place else None
 
 
 def _verified(dataset: Dataset, folder: Path, how: str, data_dir: str | Path | None) -> Found:

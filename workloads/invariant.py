@@ -83,19 +83,15 @@ Node = tuple[int, int]  # a node of the tree: the half-open range of the leaves 
 SMALL = 1 << 20  # bytes up to which pairs exchange whole vectors, in fewer messages with more bytes
 
 
-def subtrees(first: int, stop: int, leaves: int) -> list[Node]:
-    """Returns the fewest tree nodes that together have exactly the leaves range(first, stop) of all."""
-    return _cover((0, leaves), first, stop)
-
-
-def _cover(node: Node, first: int, stop: int) -> list[Node]:
-    begin, end = node
+def subtrees(first: int, stop: int, root: Node) -> list[Node]:
+    """Returns the fewest tree nodes below `root` that together have exactly its leaves in range(first, stop)."""
+    begin, end = root
     if stop <= begin or end <= first:
         return []
     if first <= begin and end <= stop:
-        return [node]
+        return [root]
     middle = (begin + end) // 2
-    return _cover((begin, middle), first, stop) + _cover((middle, end), first, stop)
+    return subtrees(first, stop, (begin, middle)) + subtrees(first, stop, (middle, end))
 
 
 def inner_nodes(node: Node) -> list[Node]:
@@ -136,9 +132,8 @@ def meets_in_pairs(parts: Sequence[Sequence[Node]]) -> bool:
 class TreeReduction:
     """Sums one vector per leaf over all leaves along the tree. ValueError: there are fewer leaves than ranks."""
 
-    def __init__(self, leaves: int, group: dist.ProcessGroup | None = None) -> None:
-        self.leaves, self.group = leaves, group
-        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+    def __init__(self, leaves: int) -> None:
+        self.leaves, self.rank, self.world_size = leaves, dist.get_rank(), dist.get_world_size()
         if leaves < self.world_size:
             raise ValueError(
                 f"train.micro_batches={leaves} is fewer than the {self.world_size} ranks: use at most {leaves}, or "
@@ -146,7 +141,8 @@ class TreeReduction:
             )
         self.own_leaves = range(*share(leaves, self.rank, self.world_size))
         # The subtrees of each rank, in order; together they are the leaves of the upper part of the tree.
-        self.parts = [subtrees(*share(leaves, rank, self.world_size), leaves) for rank in range(self.world_size)]
+        everyone = range(self.world_size)
+        self.parts = [subtrees(*share(leaves, rank, self.world_size), (0, leaves)) for rank in everyone]
         self.mine = self.parts[self.rank]  # those that this rank's leaves make up
         self.pairs = meets_in_pairs(self.parts)
         self._buffers: dict[str, Tensor] = {}
@@ -159,7 +155,7 @@ class TreeReduction:
         if self.world_size == 1:
             return sums[0]
         # gloo's point-to-point and all_to_all do not take GPU tensors.
-        through_cpu = sums[0].device.type != "cpu" and dist.get_backend(self.group) not in devices.ON_STREAM
+        through_cpu = sums[0].device.type != "cpu" and dist.get_backend() not in devices.ON_STREAM
         here = [one.cpu() for one in sums] if through_cpu else list(sums)
         total = self._in_pairs(here[0]) if self.pairs else self._in_slices(here)
         return total.to(sums[0].device) if through_cpu else total
@@ -190,12 +186,8 @@ class TreeReduction:
         return total
 
     def _exchange(self, peer: int, given: Tensor, received: Tensor) -> None:
-        to = peer if self.group is None else dist.get_global_rank(self.group, peer)
-        operations = [
-            dist.P2POp(dist.isend, given, to, self.group),
-            dist.P2POp(dist.irecv, received, to, self.group),
-        ]
-        for work in dist.batch_isend_irecv(operations):
+        both = [dist.P2POp(dist.isend, given, peer), dist.P2POp(dist.irecv, received, peer)]
+        for work in dist.batch_isend_irecv(both):
             work.wait()
 
     def _in_slices(self, sums: Sequence[Tensor]) -> Tensor:
@@ -214,11 +206,11 @@ class TreeReduction:
                 given[whole, index, : count - whole * size] = one[whole * size :]
         dist.all_to_all_single(
             collected.view(-1), given.view(-1), [len(parts) * size for parts in self.parts],
-            [number * size] * self.world_size, self.group,
+            [number * size] * self.world_size,
         )  # fmt: skip
         by_node = dict(zip(nodes, collected, strict=True))
         mine = add_up((0, self.leaves), by_node.get, Tensor.add_)
-        all_gather_single(total.view(-1), mine, self.group)
+        all_gather_single(total.view(-1), mine)
         return total.view(-1)[:count]
 
     def _buffer(self, name: str, like: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -242,8 +234,8 @@ class InvariantGradients:
     leaves: micro-batches of the global batch. ValueError: fewer than ranks, or parameters of several types or devices.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], leaves: int, group: dist.ProcessGroup | None = None) -> None:
-        self.tree = TreeReduction(leaves, group)
+    def __init__(self, parameters: Iterable[nn.Parameter], leaves: int) -> None:
+        self.tree = TreeReduction(leaves)
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         kinds = {(parameter.dtype, parameter.device) for parameter in self.parameters}
         if len(kinds) != 1:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from launcher import progress, run_dir
+from launcher import progress
 from launcher.formatting import format_size, long_size
 from launcher.worker import devices, process_group
 from launcher.worker.stop import how_to_exclude
 from workloads import benchmark_keys, benchmark_results, hardware_limits, measurement, p2p_matrix, p2p_patterns
-from workloads.across_ranks import WorkloadError, gather, introduce, name_ranks, say
+from workloads.across_ranks import WorkloadError, gather, introduce, name_ranks
 from workloads.benchmark_keys import parse_seconds, parse_sizes
 from workloads.p2p_patterns import AT_ONCE, EXCHANGES, Case
 
@@ -189,27 +189,22 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
     except ValueError as error:
         raise WorkloadError(str(error)) from error
     introduce(env)
-    baseline = benchmark_results.read_baseline(config.baseline, env)
-    measured = hardware_limits.measure(env)
-    folder = run_dir() if env.rank == 0 else None
-    written = benchmark_results.Results("p2p", benchmark_results.conditions(config, env), vars(measured), folder)
-    write: Callable[[str], object] = say if env.rank == 0 else lambda line: None
-    for line in measured.lines():
-        write(line)
+    report = benchmark_results.Report(config, env)
+    report.say(*report.roof.lines())
     ordered = [pattern for pattern in chosen if pattern != benchmark_keys.MATRIX]
     if ordered:
-        write(HEAD)
+        report.say(HEAD)
     faults: list[str] = []
     done, total = 0, len(ordered) * len(this.counts()) + (benchmark_keys.MATRIX in chosen)
     for pattern in ordered:
-        top = top_of(pattern, this.pair, measured, env)
+        top = top_of(pattern, this.pair, report.roof, env)
         for count in this.counts():
             if missing := this.missing(pattern, count):
-                _stop(f"{pattern} ends before {missing}", written, write)
+                report.stop(f"{pattern} ends before {missing}")
                 break
             found = this.measure(pattern, count)
-            write(found.line(top))
-            written.add(found.row)
+            report.say(found.line(top))
+            report.results.add(found.row)
             faults += found.faults
             done += 1
             if env.rank == 0:
@@ -217,22 +212,21 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
     told: Told | None = None
     if benchmark_keys.MATRIX in chosen:
         if missing := this.missing(benchmark_keys.MATRIX, max(this.counts())):
-            _stop(f"matrix is left out at {missing}", written, write)
+            report.stop(f"matrix is left out at {missing}")
         else:
-            links = p2p_matrix.measure(config, this.sizes, baseline.matrix if baseline else None, env)
+            links = p2p_matrix.measure(config, this.sizes, report.baseline.matrix if report.baseline else None, env)
             if links is not None:
-                written.matrix = links.as_dict()
-                if folder:
-                    links.write(folder)
-                for line in p2p_matrix.lines(links, config, how_to_exclude):
-                    say(line)
+                report.results.matrix = links.as_dict()
+                if report.folder:
+                    links.write(report.folder)
+                report.say(*p2p_matrix.lines(links, config, how_to_exclude))
                 told = Told.of(links, this.hosts, config)
                 progress(total, total, pattern=benchmark_keys.MATRIX)
             told = process_group.broadcast(told)
             faults += told.faults
-    benchmark_results.conclude(written, faults)
-    _judge(written, told, baseline, config, write)
-    return _metrics(written.rows, told)
+    report.conclude(faults)
+    _require_speed(report, told, config)
+    return _metrics(report.results.rows, told)
 
 
 @dataclass(frozen=True)
@@ -261,23 +255,11 @@ class Told:
         return cls(p2p_matrix.faults(links, hosts), slower, metrics, links.checked)
 
 
-def _stop(reason: str, written: benchmark_results.Results, write: Callable[[str], object]) -> None:
-    if not written.rows:
-        raise WorkloadError(f"{reason}: use smaller workload.sizes")
-    written.reason = "; ".join(filter(None, [written.reason, reason]))
-    write(reason)
-
-
-def _judge(
-    written: benchmark_results.Results,
-    told: Told | None,
-    baseline: benchmark_results.Results | None,
-    config: P2P,
-    write: Callable[[str], object],
-) -> None:
-    slower = []
-    if baseline is not None and written.rows:
-        slower.append(benchmark_results.against(written.rows, baseline, config.tolerance, write, str(config.baseline)))
+def _require_speed(report: benchmark_results.Report, told: Told | None, config: P2P) -> None:
+    slower, rows = [], report.results.rows
+    if report.baseline is not None and rows:
+        where = str(config.baseline)
+        slower.append(benchmark_results.against(rows, report.baseline, config.tolerance, report.say, where))
     slower += told.slower if told else ()
     if reasons := [each for each in slower if each]:
         raise WorkloadError("; ".join(reasons))

@@ -35,7 +35,7 @@ def test_any_partition_of_the_leaves_gives_the_same_bits(values: list[float], cu
     bounds = [0, *sorted(cut for cut in cuts if cut < count), count]
     known: dict[Node, float] = {}
     for first, last in pairwise(bounds):
-        for node in subtrees(first, last, count):
+        for node in subtrees(first, last, (0, count)):
             assert first <= node[0] < node[1] <= last
             known[node] = of_leaves(values, node)
     assert add_up((0, count), known.get, lambda a, b: float(torch.tensor(a) + torch.tensor(b))) == of_leaves(
@@ -48,7 +48,7 @@ def test_ranks_meet_in_pairs_where_that_is_the_tree(leaves: int, power: int) -> 
     ranks = 2**power
     if ranks > leaves:
         return
-    parts = [subtrees(*share(leaves, rank, ranks), leaves) for rank in range(ranks)]
+    parts = [subtrees(*share(leaves, rank, ranks), (0, leaves)) for rank in range(ranks)]
     if leaves & (leaves - 1) == 0:
         assert meets_in_pairs(parts)
     if meets_in_pairs(parts):
@@ -61,7 +61,7 @@ def test_ranks_meet_in_pairs_where_that_is_the_tree(leaves: int, power: int) -> 
 
 def test_other_numbers_of_ranks_do_not_meet_in_pairs() -> None:
     for leaves, ranks in ((8, 3), (8, 5), (12, 6), (11, 8), (19, 16)):
-        assert not meets_in_pairs([subtrees(*share(leaves, rank, ranks), leaves) for rank in range(ranks)])
+        assert not meets_in_pairs([subtrees(*share(leaves, rank, ranks), (0, leaves)) for rank in range(ranks)])
 
 
 @given(st.integers(1, 40))
@@ -76,10 +76,10 @@ def test_a_tree_over_n_leaves_has_n_minus_1_inner_nodes_each_after_its_halves(le
 
 
 def test_the_largest_subtrees_are_taken() -> None:
-    assert subtrees(0, 8, 8) == [(0, 8)]
-    assert subtrees(0, 2, 8) == [(0, 2)]
-    assert subtrees(2, 5, 8) == [(2, 4), (4, 5)]
-    assert subtrees(5, 8, 8) == [(5, 6), (6, 8)]
+    assert subtrees(0, 8, (0, 8)) == [(0, 8)]
+    assert subtrees(0, 2, (0, 8)) == [(0, 2)]
+    assert subtrees(2, 5, (0, 8)) == [(2, 4), (4, 5)]
+    assert subtrees(5, 8, (0, 8)) == [(5, 6), (6, 8)]
 
 
 def vectors(leaves: int, size: int) -> list[Tensor]:

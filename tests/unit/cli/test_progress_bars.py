@@ -145,12 +145,12 @@ def test_a_bar_fits_and_has_colours_unless_nobody_wants_them(no_color: bool, mon
 def test_a_download_tells_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    def fetch(name: str, _: object, mirrors: object, progress: image_data.Progress) -> image_data.Found:
+    def fetch(dataset: image_data.Dataset, _: Any, mirrors: Any, progress: image_data.Progress) -> image_data.Found:
         for done in (1_000_000, 5_000_000, 9_900_000):
             progress("images.gz", done, 9_900_000)
-        return image_data.Found(name, tmp_path, "just fetched", ())
+        return image_data.Found(dataset.name, tmp_path, "just fetched", ())
 
-    monkeypatch.setattr(image_data, "fetch", fetch)
+    monkeypatch.setattr(image_data.Dataset, "fetch", fetch)
     assert commands.main(["data", "fetch", "mnist"]) == 0
     first, *rest = capsys.readouterr().err.splitlines()
     assert first == "images.gz: 977 KiB of 9.4 MiB"

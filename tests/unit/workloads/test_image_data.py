@@ -19,7 +19,7 @@ import pytest
 from launcher.errors import UnavailableError
 from launcher.files import retried_reads
 from workloads import image_data
-from workloads.image_data import Dataset, DatasetError, IdxFile, fetch, find
+from workloads.image_data import Dataset, DatasetError, IdxFile, find
 
 CONTENT = {
     "train-images-idx3-ubyte": struct.pack(">4I", 0x803, 6, 2, 2) + bytes(range(24)),
@@ -77,7 +77,7 @@ def test_the_digits_are_part_of_the_launcher(tmp_path: Path) -> None:
     found = find("digits", tmp_path)
     assert (found.name, found.how, len(found.files)) == ("digits", "part of the launcher", 4)
     assert found.dataset is image_data.DIGITS
-    assert find("auto", tmp_path) == found == fetch("digits", tmp_path)
+    assert find("auto", tmp_path) == found == image_data.DIGITS.fetch(tmp_path)
 
 
 def test_the_login_node_needs_no_torch() -> None:
@@ -209,14 +209,14 @@ IMAGES = "train-images-idx3-ubyte"
 
 def test_fetch_downloads_what_is_missing(tmp_path: Path, mirror: Mirror) -> None:
     seen: list[tuple[str, int, int]] = []
-    found = fetch("tiny", tmp_path, [f"{mirror.url}/a/"], lambda *step: seen.append(step))
+    found = image_data.KNOWN["tiny"].fetch(tmp_path, [f"{mirror.url}/a/"], lambda *step: seen.append(step))
     assert found.dir == tmp_path / "tiny"
     assert names_in(found.dir) == WHOLE
     assert find("tiny", tmp_path).files == found.files
     assert seen[0] == (f"{IMAGES}.gz", len(packed("tiny", IMAGES)), len(packed("tiny", IMAGES)))
     found.files[1].write_bytes(b"damaged")
     mirror.asked.clear()
-    fetch("tiny", tmp_path, [mirror.url])
+    image_data.KNOWN["tiny"].fetch(tmp_path, [mirror.url])
     assert mirror.asked == ["/train-labels-idx1-ubyte.gz"]
 
 
@@ -234,14 +234,14 @@ SETBACKS: dict[str, tuple[list[tuple[int, bytes, int]], list[str]]] = {
 def test_fetch_turns_to_the_next_mirror(tmp_path: Path, mirror: Mirror, setback: str) -> None:
     answers, asked = SETBACKS[setback]
     mirror.answers[f"/bad/{IMAGES}.gz"] = list(answers)
-    fetch("tiny", tmp_path, [f"{mirror.url}/bad", f"{mirror.url}/good"])
+    image_data.KNOWN["tiny"].fetch(tmp_path, [f"{mirror.url}/bad", f"{mirror.url}/good"])
     assert [path.removesuffix(f"/{IMAGES}.gz") for path in mirror.asked if IMAGES in path] == asked
     assert names_in(tmp_path / "tiny") == WHOLE
 
 
 def test_fetch_asks_a_lame_mirror_again(tmp_path: Path, mirror: Mirror) -> None:
     mirror.answers[f"/{IMAGES}.gz"] = [(503, b"", 0), (200, GOOD, len(GOOD))]
-    assert fetch("tiny", tmp_path, [mirror.url]).name == "tiny"
+    assert image_data.KNOWN["tiny"].fetch(tmp_path, [mirror.url]).name == "tiny"
 
 
 def test_fetch_tells_what_every_mirror_said(tmp_path: Path, mirror: Mirror) -> None:
@@ -249,7 +249,7 @@ def test_fetch_tells_what_every_mirror_said(tmp_path: Path, mirror: Mirror) -> N
     mirror.answers[f"/b/{IMAGES}.gz"] = [(200, b"no data", 7)] * 2
     mirrors = [f"{mirror.url}/a", f"{mirror.url}/b", "http://127.0.0.1:9/c", "gopher"]
     with pytest.raises(DatasetError) as told:
-        fetch("tiny", tmp_path, mirrors)
+        image_data.KNOWN["tiny"].fetch(tmp_path, mirrors)
     for part in ("/a: HTTP 404", "/b: broke off after 7 of", "/c: ", "Connection refused", "gopher: ", f"{IMAGES}.gz"):
         assert part in str(told.value)
     assert names_in(tmp_path / "tiny") == []
@@ -260,7 +260,7 @@ def test_two_fetches_at_once_do_no_harm(tmp_path: Path, mirror: Mirror) -> None:
 
     def get() -> None:
         try:
-            fetch("tiny", tmp_path, [mirror.url])
+            image_data.KNOWN["tiny"].fetch(tmp_path, [mirror.url])
         except BaseException as error:
             errors.append(error)
 
@@ -276,7 +276,7 @@ def test_two_fetches_at_once_do_no_harm(tmp_path: Path, mirror: Mirror) -> None:
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DatasetError, match="cannot be written"):
-        fetch("tiny", tmp_path / "file", ["http://127.0.0.1:9"])
+        image_data.KNOWN["tiny"].fetch(tmp_path / "file", ["http://127.0.0.1:9"])
 
 
 @pytest.mark.parametrize("plain", [False, True])
