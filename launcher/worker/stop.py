@@ -63,9 +63,6 @@ class StopVerdict:
     save: bool = False  # whether to save now, because a rank's save is due or RUN/save exists
 
 
-CONTINUE = StopVerdict()
-
-
 class _ThroughAgents:
     def __init__(self, slot: heartbeat.RankSlot) -> None:
         self._slot, self._stopped = slot, False
@@ -244,12 +241,10 @@ class StopFlag:
             assert self._settings.run_dir is not None
             with contextlib.suppress(OSError):
                 (self._settings.run_dir / "save").unlink()
-        if not agreed:
-            return CONTINUE
-        if agreed.cause:
-            self._agreed = agreed
-            return StopVerdict(messages.of_stop(self._stop_event()), agreed.save)
-        return StopVerdict(None, agreed.save)
+        if not agreed.cause:
+            return StopVerdict(None, agreed.save)
+        self._agreed = agreed
+        return StopVerdict(messages.of_stop(self._stop_event()), agreed.save)
 
     def _stop_event(self) -> StopEvent:
         env, rank = self._env, self._agreed.rank

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from multiprocessing.util import Finalize
 from operator import attrgetter
 from pathlib import Path
@@ -79,8 +79,6 @@ class Reporter:
         self._newest: Progress | None = None  # the newest report of a step, without values
         self._held: dict[str, Progress | Evaluated] = {}  # of each kind the newest report if it was not due
         self._pid = os.getpid()
-        self._tracking: TrackerQueues | None = None
-        self._tracked = self._attempt is not None  # False as soon as it is known that the run has no trackers
 
     def progress(self, step: int, total: int, values: Mapping[str, Any] | None = None) -> None:
         """Reports progress (see `process_group.progress`); the numbers among `values` also go to the trackers."""
@@ -135,16 +133,18 @@ class Reporter:
         self._held[kind] = event
         return False
 
+    @cached_property
+    def _tracking(self) -> TrackerQueues | None:
+        try:
+            return tracking_of(self._attempt) if self._attempt else None
+        except (LauncherError, RuntimeError) as error:  # RuntimeError if no thread can be started
+            log_line(f"nothing is tracked: {error}")
+            return None
+
     def _track(
         self, prefix: str, values: Mapping[str, Any], step: int | None = None, *, due: bool = True, done: bool = False
     ) -> None:
-        # Passes values to the run's trackers, if any (see `Tracking.log`); `done`: whether the work is complete
-        if self._tracked and self._tracking is None:
-            try:
-                self._tracking = tracking_of(self._attempt) if self._attempt else None
-            except (LauncherError, RuntimeError) as error:  # RuntimeError if no thread can be started
-                log_line(f"nothing is tracked: {error}")
-            self._tracked = self._tracking is not None
+        # done: whether the work is complete
         if self._tracking is not None:
             self._tracking.log(prefix, values, step, due=due)
             if done:

@@ -189,9 +189,9 @@ def test_a_metric_may_have_any_name(framework: str, tmp_path: Path, monkeypatch:
     (tmp_path / "attempts/0/events").mkdir(parents=True)
     attempt = Attempt(Run(tmp_path), 0)
     reporter = Reporter(attempt, 0)
-    monkeypatch.setattr(reporter, "_tracked", False)
+    reporter._tracking = None
     monkeypatch.setattr(process_group, "_reporter", reporter)
-    monkeypatch.setattr(stop, "boundary", lambda step: stop.CONTINUE)
+    monkeypatch.setattr(stop, "boundary", lambda step: stop.StopVerdict())
     monkeypatch.setattr(stop, "listen", lambda: SimpleNamespace(close=lambda: None))
     callback = importlib.import_module(f"launcher.integrations.{framework}").LauncherCallback()
     callback._inside = True

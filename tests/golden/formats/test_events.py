@@ -211,7 +211,7 @@ def attempt_of(folder: Path) -> directory.Attempt:
 
 def test_progress_and_results(tmp_path: Path) -> None:
     reporter = Reporter(attempt_of(tmp_path), 0)
-    reporter._tracked = False
+    reporter._tracking = None
     reporter.progress(1, 100, {"loss": 2.5, "epoch": 0})
     reporter.evaluated(1, {"accuracy": 0.5})
     reporter.report({"accuracy": 0.5, "losses": [2.5, 2.0]})

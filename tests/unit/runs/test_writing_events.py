@@ -167,7 +167,7 @@ def test_an_event_over_a_bound_does_not_keep_back_those_after_it(
 
 def test_numbers_of_numpy_and_torch_are_numbers(attempt: Attempt) -> None:
     reporter, loss = Reporter(attempt, 0), torch.tensor(0.5)
-    reporter._tracked = False
+    reporter._tracking = None
     reporter.progress(numpy.int64(1), 10, {"loss": loss, "layers": {"first": numpy.float32(0.25)}})
     found = {"accuracy": torch.ones(1), "found": numpy.bool_(True), "each": [numpy.int32(7)]}
     reporter.evaluated(torch.tensor(1), found)
@@ -180,7 +180,7 @@ def test_numbers_of_numpy_and_torch_are_numbers(attempt: Attempt) -> None:
 def test_a_tensor_that_changes_later_is_reported_as_it_was(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
     reporter, total = Reporter(attempt, 0), torch.tensor(0.5)
-    reporter._tracked = False
+    reporter._tracking = None
     for step in range(FIRST + 1):
         reporter.progress(step, 0, {"total_loss": total})
     total.zero_()
@@ -193,7 +193,7 @@ def test_what_is_no_json_does_not_keep_back_what_comes_after_it(
     attempt: Attempt, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reporter = Reporter(attempt, 0)
-    reporter._tracked = False
+    reporter._tracking = None
     for step in (1, 2):
         reporter.evaluated(step, {"matrix": torch.zeros(2)})
     reporter.evaluated(3, {"accuracy": 0.5})

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from launcher.worker import heartbeat, stop
 from launcher.worker.heartbeat import Pulse, Sign
-from launcher.worker.stop import CONTINUE, Settings, StopFlag, StopVerdict
+from launcher.worker.stop import Settings, StopFlag, StopVerdict
 from launcher.worker.stop_agreement import Cause, Proposal, RankState, Want
 from tests.unit.clock import Clock
 from tests.unit.plans import run_settings
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("handlers")
 )
 def test_signals_set_a_flag_and_nothing_else(numbers: list[int], words: str) -> None:
     flag = StopFlag(env_of(), Settings())
-    assert flag.boundary(1) == CONTINUE
+    assert flag.boundary(1) == StopVerdict()
     for number in numbers:
         os.kill(os.getpid(), number)
     assert flag.boundary(2) == StopVerdict(words)
@@ -69,12 +69,12 @@ def test_the_deadline_leaves_time_for_the_saves_that_were_seen(monkeypatch: pyte
     clock = Clock(monkeypatch, stop)
     flag = StopFlag(env_of(), run_settings(deadline=clock.now + 100, lead=10))
     clock.now += 85
-    assert flag.boundary(1) == CONTINUE
+    assert flag.boundary(1) == StopVerdict()
     flag.save_took(20)
     flag.save_took(1)
     assert flag.boundary(2) == StopVerdict("its time is nearly up")  # 2 x 20 s + 5 s
     clock.now -= 30.5
-    assert flag.boundary(3) == CONTINUE
+    assert flag.boundary(3) == StopVerdict()
 
 
 def test_saves_that_are_too_long_for_the_attempt_are_told_once(
@@ -88,7 +88,7 @@ def test_saves_that_are_too_long_for_the_attempt_are_told_once(
         "launcher: a save takes 40 s, too long for an attempt of 60 s: the last one may be cut off; raise `time`"
     ]
     clock.now += 25
-    assert flag.boundary(1) == CONTINUE  # half of the attempt is for work
+    assert flag.boundary(1) == StopVerdict()  # half of the attempt is for work
     clock.now += 10
     assert flag.boundary(2).stop == "its time is nearly up"
 
@@ -97,7 +97,7 @@ def test_a_clock_that_is_set_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
     clock = Clock(monkeypatch, stop)
     flag = StopFlag(env_of(), run_settings(deadline=clock.now + 100, lead=10))
     monkeypatch.setattr(stop.time, "time", lambda: 5e9)
-    assert flag.boundary(1) == CONTINUE
+    assert flag.boundary(1) == StopVerdict()
 
 
 def test_files_ask_to_stop_and_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_files_ask_to_stop_and_to_save(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "save").touch()
     assert flag.boundary(2) == StopVerdict(save=True)
     assert not (tmp_path / "save").exists()
-    assert flag.boundary(3) == CONTINUE
+    assert flag.boundary(3) == StopVerdict()
     (tmp_path / "stop").touch()
     assert flag.boundary(4) == StopVerdict("asked to stop by its file `stop`")
     assert (tmp_path / "stop").exists()  # the job script must know as well
@@ -136,7 +136,7 @@ def with_agent(monkeypatch: pytest.MonkeyPatch, world_size: int = 2) -> Pulse:
 def test_with_an_agent_no_group_is_made_and_the_agent_sees_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = with_agent(monkeypatch)
     flag = StopFlag(env_of(2, (0, 0), 2), Settings())  # a group could not be made here
-    assert flag.boundary(1, save_due=True) == CONTINUE
+    assert flag.boundary(1, save_due=True) == StopVerdict()
     os.kill(os.getpid(), signal.SIGTERM)  # seen in the middle of a step
     assert shared.stops()[0] == RankState(1, cause=Cause.TERM, save=True)
     shared.agent.show(Proposal(1, 2, Want(Cause.TERM, 1, save=True)), 1)
