@@ -197,8 +197,9 @@ class LauncherCallback(Callback):
         stop.listen().save_took(time.monotonic() - began)
 
     def _remove_old(self, saved: Path) -> None:
-        ours = sorted(self._folder.glob(f"{OURS}*.ckpt"), key=lambda path: trainers.completed(path, LAST_FILES)[0])
-        for path in ours[: len(ours) - self._keep]:
+        ours = self._folder.glob(f"{OURS}*.ckpt")
+        newest_first = sorted(ours, key=lambda path: trainers.completed(path, LAST_FILES)[0], reverse=True)
+        for path in newest_first[self._keep :]:
             if path != saved:
                 _hide(path)
         for path in self._folder.glob(f".{OURS}*"):  # also what saves and removals that were killed have left

@@ -139,7 +139,9 @@ def test_a_removal_that_is_cut_short_leaves_nothing_that_is_found(
     assert [path.name for path in tmp_path.glob("*.ckpt")] == ["launcher-step-000000200.ckpt"]
 
 
-@pytest.mark.parametrize(("keep", "left"), [(0, [300]), (1, [300]), (2, [200, 300]), (9, [100, 200, 300])])
+@pytest.mark.parametrize(
+    ("keep", "left"), [(0, [300]), (1, [300]), (2, [200, 300]), (3, [100, 200, 300]), (9, [100, 200, 300])]
+)
 def test_as_many_checkpoints_are_kept_as_were_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int, left: list[int]
 ) -> None:
