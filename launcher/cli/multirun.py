@@ -99,7 +99,7 @@ class Multirun:
             and not (exists and (run := Run(Path(plan.run_dir))).recorded() and read_history(run).job_id is not None)
         ]  # fmt: skip
         if new:
-            confirm(limits.lines_of_all(new), limits.of_plans(new), above, yes=self._command.yes)
+            confirm(new, above, yes=self._command.yes)
 
     def _requested(self, overrides: Sequence[str], number: int, batch: Sequence[Sequence[str]]) -> RequestedPoint:
         try:
@@ -119,7 +119,7 @@ def show(prepared: PreparedSweep) -> None:
     print(f"sweep      {prepared.path.name}: {_what(prepared)}")
     print(f"directory  {prepared.path}")
     if asking := [plan for plan in (prepared.pilots or prepared.plans).values() if plan.queued]:
-        print_under("requests", limits.lines_of_all(asking))
+        print_under("requests", limits.lines(asking))
     if prepared.pilots:
         pilot = prepared.pilots[0]
         print(f"\n# {plural(len(prepared.pilots), 'pilot')} on {pilot.cluster.name}, {_at_once(prepared)}")

@@ -21,7 +21,6 @@ from launcher.runs.events import Fault
 if TYPE_CHECKING:
     from launcher.monitoring.run_status import RunStatus
     from launcher.monitoring.sweep_status import PointStatus
-    from launcher.plan.limits import Cost
     from launcher.plan.plan import JobPlan
     from launcher.runs.sweep_directory import Sweep
 
@@ -82,9 +81,13 @@ def labelled(label: str, text: str, *, column: int = 11) -> list[str]:
     ) or [label]  # fmt: skip
 
 
+def under(label: str, lines: Iterable[str]) -> list[tuple[str, str]]:
+    return [("" if place else label, line) for place, line in enumerate(lines)]
+
+
 def print_under(label: str, lines: Iterable[str]) -> None:
-    for place, line in enumerate(lines):
-        print(f"{'' if place else label:<11}{line}", flush=True)
+    for head, line in under(label, lines):
+        print(f"{head:<11}{line}", flush=True)
 
 
 def print_columns(rows: Sequence[Sequence[str]], *, wraps: int | None = None) -> None:
@@ -126,11 +129,11 @@ def plan_table(plan: JobPlan) -> str:
             ("secrets", ", ".join(plan.secret_variables)),
         ) if value),
         ("started by", "one agent per node" if plan.launch.mode == "agent" else "the scheduler, one task per rank"),
-        *(("" if place else "bound to", line) for place, line in enumerate(bound_to(plan))),
+        *under("bound to", bound_to(plan)),
         ("each node", f"{plural(plan.cpus_per_node, 'CPU')}, {plural(plan.gpus_per_node, 'GPU')}, "
                       f"{format_size(plan.mem) if plan.mem else 'default'} memory"),
         ("time", format_time(plan.time)),
-        *(("" if place else "requests", line) for place, line in enumerate(limits.lines(plan) if plan.queued else ())),
+        *under("requests", limits.lines([plan]) if plan.queued else ()),
         ("backend", plan.workload.backend),
         *((f"workload.{key}", value if isinstance(value, str) else element(value))
           for key, value in plan.workload.params.items()
@@ -226,13 +229,15 @@ class Declined(LauncherError):
     exit_code = DECLINED
 
 
-def confirm(lines: Sequence[str], cost: Cost, above: float | None, *, yes: bool) -> None:
+def confirm(plans: Sequence[JobPlan], above: float | None, *, yes: bool) -> None:
     """Prints the requested resources, and asks for confirmation at a terminal; raises Declined.
 
     above: GPU-hours (without GPUs: node-hours) above which confirmation is needed; None: never.
     """
-    print_under("requests", lines)
-    asked, unit = cost.counted
+    from launcher.plan import limits
+
+    print_under("requests", limits.lines(plans))
+    asked, unit = limits.of_plans(plans).counted
     if above is None or asked <= above or yes or sys.stdin is None or not sys.stdin.isatty():
         return
     print(f"More than confirm_above={number(above)} {unit}. Submit? [y/N] ", end="", file=sys.stderr, flush=True)

@@ -226,7 +226,7 @@ def ask(ready: Ready, *, yes: bool) -> None:
         return
     run = Run(Path(plan.run_dir))
     if ready.run is not None or not run.recorded() or read_history(run).job_id is None:
-        confirm(limits.lines(plan), limits.of_plan(plan), config.confirm_above, yes=yes)
+        confirm([plan], config.confirm_above, yes=yes)
 
 
 def conclude(ready: Ready, output: Stream | None = None) -> int:

@@ -421,14 +421,13 @@ def _write_csv(
 
 
 def _rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool) -> int:
-    from launcher.plan import limits
     from launcher.submission.resume import secrets_again
     from launcher.sweeps import control
 
     def ask(chosen: Mapping[int, JobPlan]) -> None:
         if plans := [plan for plan in chosen.values() if plan.queued]:
             above = sweep.run(next(iter(chosen))).record().get("config", {}).get("confirm_above")
-            confirm(limits.lines_of_all(plans), limits.of_plans(plans), above, yes=yes)
+            confirm(plans, above, yes=yes)
 
     submitted = control.rerun(sweep, points, ask, secrets_again)
     if submitted is None:

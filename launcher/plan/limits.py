@@ -231,30 +231,24 @@ def of_plans(plans: Iterable[JobPlan]) -> Cost:
     return sum((of_plan(plan) for plan in plans), Cost())
 
 
-def lines(plan: JobPlan) -> list[str]:
-    """Returns lines on a plan's cost (`2 nodes x 4 GPUs x 12h = 24 node-hours, 96 GPU-hours`) and attempts."""
-    jobs = f"{plan.resume.max_attempts} jobs x " if plan.resume.how == ResumeHow.chain.value else ""
-    return [f"{jobs}{_shape(plan)} = {of_plan(plan)}", *_attempts([plan])]
+def lines(plans: Sequence[JobPlan]) -> list[str]:
+    """Returns lines on the cost of a run or of a sweep's jobs, and on their attempts.
 
-
-def lines_of_all(plans: Iterable[JobPlan]) -> list[str]:
-    """Returns lines on a sweep's cost (`15 x 1 node x 1 GPU x 1h = 15 node-hours, 15 GPU-hours`) and attempts."""
-    each = list(plans)
-    total, number_of = of_plans(each), len(each)
-    shapes = {_shape(plan) for plan in each}
-    what = f"{number_of} x {shapes.pop()}" if len(shapes) == 1 else f"{number_of} points"
-    return [f"{what} = {total}", *_attempts(each)]
-
-
-def _attempts(plans: Iterable[JobPlan]) -> list[str]:
+    `2 nodes x 4 GPUs x 12h = 24 node-hours, 96 GPU-hours`; of 15 points `15 x 1 node x 1 GPU x 1h = ...`.
+    """
+    shapes = {_shape(plan) for plan in plans}
+    same = f"{len(plans)} x " if len(plans) > 1 else ""
+    what = f"{same}{shapes.pop()}" if len(shapes) == 1 else f"{len(plans)} points"
     once = (ResumeHow.never.value, ResumeHow.chain.value)
     most = max((plan.resume.max_attempts for plan in plans if plan.resume.how not in once), default=1)
-    return [f"per attempt, up to {most} attempts (resume.max_attempts)"] if most > 1 else []
+    attempts = [f"per attempt, up to {most} attempts (resume.max_attempts)"] if most > 1 else []
+    return [f"{what} = {of_plans(plans)}", *attempts]
 
 
 def _shape(plan: JobPlan) -> str:
+    jobs = f"{plan.resume.max_attempts} jobs x " if plan.resume.how == ResumeHow.chain.value else ""
     many, what = (plan.gpus_per_node, "GPU") if plan.gpus_per_node else (plan.cpus_per_node, "CPU")
-    return f"{plural(plan.nodes, 'node')} x {plural(many, what)} x {exact_time(plan.time)}"
+    return f"{jobs}{plural(plan.nodes, 'node')} x {plural(many, what)} x {exact_time(plan.time)}"
 
 
 def _hours_of(value: float, what: str) -> str:

@@ -9,7 +9,6 @@ import pytest
 
 from launcher.cli.output import bound_to, confirm, fitting, json_text, labelled, table
 from launcher.config.schema import LaunchMode
-from launcher.plan.limits import Cost
 from tests.unit.plans import plan_of
 
 
@@ -44,7 +43,7 @@ def test_programs_get_json_that_any_parser_reads(value: dict[str, object], text:
 
 def test_without_an_input_nobody_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stdin", None)  # as Python has it after `<&-`
-    confirm(["8 GPUs"], Cost(gpu_hours=8.0), 1.0, yes=False)
+    confirm([plan_of(gpus_per_node=8)], 1.0, yes=False)
     assert "8 GPUs" in capsys.readouterr().out
 
 

@@ -46,13 +46,13 @@ ATTEMPTS = "per attempt, up to 100 attempts (resume.max_attempts)"
     ],
 )  # fmt: skip
 def test_one_run(keys: dict[str, Any], lines: list[str]) -> None:
-    assert limits.lines(plan_of(**keys)) == lines
+    assert limits.lines([plan_of(**keys)]) == lines
 
 
 def test_points_of_a_sweep() -> None:
     small, large = (plan_of(nodes=n, gpus_per_node=2, time="3h", resume=NEVER) for n in (1, 2))
-    assert limits.lines_of_all([small] * 5) == ["5 x 1 node x 2 GPUs x 3h = 15 node-hours, 30 GPU-hours"]
-    assert limits.lines_of_all([small, large]) == ["2 points = 9 node-hours, 18 GPU-hours"]
+    assert limits.lines([small] * 5) == ["5 x 1 node x 2 GPUs x 3h = 15 node-hours, 30 GPU-hours"]
+    assert limits.lines([small, large]) == ["2 points = 9 node-hours, 18 GPU-hours"]
 
 
 def test_a_note_says_that_a_machine_is_too_small_for_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
