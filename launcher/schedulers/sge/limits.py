@@ -17,7 +17,7 @@ from launcher.schedulers import site
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.qsub import detect, notes_on_folder
 from launcher.schedulers.sge.client import SGE, ClusterQueue, Complex, Host, ParallelEnvironment, QueueInstance
-from launcher.schedulers.sge.script import asked_for, slots_per_node
+from launcher.schedulers.sge.script import amounts, slots_per_node
 from launcher.schedulers.sge.settings import GpuDirective, SGESettings
 from launcher.schedulers.site import Finding, ok, problem, warning
 
@@ -113,9 +113,10 @@ def ask_for(slots: int) -> str:
     )
 
 
-def check_resources(plan: JobPlan, asked: Sequence[str], complexes: Sequence[Complex]) -> None:
+def check_resources(plan: JobPlan, complexes: Sequence[Complex]) -> None:
     """Raises ConfigError if a resource does not exist, jobs cannot request it, or it counts otherwise than planned."""
     known = {name: each for each in complexes for name in (each.name, each.shortcut)}
+    asked = ["h_rt", *amounts(plan).resources()]
     for name in asked:
         if name not in known:
             raise ConfigError(
@@ -147,7 +148,7 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
             for each in found or [None]:
                 check_environment(plan, each, known)
     check_queue(plan, sge.queues())
-    check_resources(plan, asked_for(plan), sge.complexes())
+    check_resources(plan, sge.complexes())
     return notes_on_folder(Path(plan.run_dir).parent, sorted({each.host for each in sge.instances()}))
 
 

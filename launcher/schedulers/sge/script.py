@@ -169,10 +169,6 @@ def slots_per_node(plan: JobPlan) -> int:
     return amounts(plan).slots
 
 
-def asked_for(plan: JobPlan) -> list[str]:
-    return ["h_rt", *amounts(plan).resources()]
-
-
 def _resource(name: str, value: Any) -> str:
     text = str(value).upper() if isinstance(value, bool) else str(value)
     if name in ("h_rt", "s_rt"):

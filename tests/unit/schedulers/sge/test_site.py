@@ -112,10 +112,10 @@ def test_an_amount_is_divided_by_slots_where_it_counts_for_each(
     assert f"-l {asked}" in script.lines(plan, "token")
     complexes = [resource, Complex("h_rt", "h_rt", "TIME", requestable=True, consumed="NO")]
     if refusal is None:
-        limits.check_resources(plan, script.asked_for(plan), complexes)
+        limits.check_resources(plan, complexes)
     else:
         with pytest.raises(ConfigError) as caught:
-            limits.check_resources(plan, script.asked_for(plan), complexes)
+            limits.check_resources(plan, complexes)
         assert refusal in str(caught.value)
 
 
@@ -202,9 +202,9 @@ def test_queues_and_resources_are_compared() -> None:
             limits.check_queue(sge_plan(**changes), queues)
         assert told in str(caught.value)
     complexes = parse_complexes(recorded("qconf-sc.txt"))
-    limits.check_resources(sge_plan(), ["h_rt", "s_rt", "gpu"], complexes)
+    limits.check_resources(sge_plan(cluster={"resources": {"s_core": 1, "gpu": 1}}), complexes)
     with pytest.raises(ConfigError, match="gpus: the site has no such resource"):
-        limits.check_resources(sge_plan(), ["gpus"], complexes)
+        limits.check_resources(sge_plan(cluster={"resources": {"gpus": 1}}), complexes)
 
 
 @pytest.mark.parametrize(
