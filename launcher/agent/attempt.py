@@ -105,8 +105,6 @@ def run(run_dir: str) -> dict[str, Any]:
     except AttemptOver as over:
         print(f"launcher: {host} waited to join, and is not needed any more: {over}", file=sys.stderr)
         return {}
-    except _LeftOut:
-        return {}
     except RendezvousError as error:
         events(error.fault)
         ends_with = error.fault.ends_with or errors.FAILED
@@ -193,10 +191,6 @@ def saved(plan: JobPlan, since: int) -> bool | None:
         return None
 
 
-class _LeftOut(Exception):
-    """The preflight has excluded this node, and the other nodes continue without it."""
-
-
 class _Agent:
     # Of one node, or of one rank
 
@@ -210,11 +204,10 @@ class _Agent:
             place.rank, place.node_rank, place.hosts[place.node_rank],
             ranks=1 if per_task else plan.procs_per_node, first_local_rank=place.local_rank,
         )  # fmt: skip
-        per_node = plan.procs_per_node if per_task else 1
         self._limits, self._places = limits_of(plan, attempt.logs), places_of(plan, place)
         self._connection = LeaderConnection(
             self.own, attempt=attempt.path, limits=self._limits, places=self._places,
-            hosts=[host + plan.cluster.host_suffix for host in place.hosts for _ in range(per_node)],
+            hosts=[each.host + plan.cluster.host_suffix for each in self._places],
             secret=attempt.run.secret(), key=f"{plan.run_id}/{attempt.number}/{place.job}",
             port_range=plan.cluster.port_range, join_timeout=plan.launch.rendezvous_timeout, signals=signals,
             blame=hang_diagnosis.blame, saved=lambda began: saved(plan, began) if plan.program_resumes else False,
@@ -263,6 +256,9 @@ class _Agent:
             self._count_death()
         while True:
             if history.preflight and (found := self._preflight(history, rendezvous)):
+                if self.own.index in found.lost:  # the other nodes continue without this one
+                    self._connection.left_out = True
+                    return {}
                 history, rendezvous = self._next(found, rendezvous)
                 continue
             self._events(Met(
@@ -461,9 +457,6 @@ class _Agent:
             if leads:
                 self._events(fault)
             raise AttemptFailed(fault, verdict.exit_code, ours=leads, decides=leads)
-        if self.own.index in verdict.lost:
-            self._connection.left_out = True
-            raise _LeftOut
         return NextRound(replace(history, round=history.round + 1), verdict.lost)
 
     def _report_changes(self, number: int, before: Rendezvous, now: Rendezvous) -> None:
