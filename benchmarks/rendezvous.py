@@ -24,12 +24,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from benchmarks.measure import Result, report
-from launcher.agent.failure_detector import RoundLimits
 from launcher.agent.leader_connection import LeaderConnection, Signals
 from launcher.rendezvous.rounds import Member
 from launcher.rendezvous.signed_channel import Hub
+from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Place
-from launcher.worker.hang_diagnosis import Blamed
+from tests.unit.plans import bare_plan
 
 AGENTS, CLIENTS, PROCESSES = 1024, 64, 2
 HEARTBEAT = 30.0  # timeout of heartbeats, in seconds
@@ -40,11 +40,13 @@ _context = multiprocessing.get_context("fork")
 
 def agent(index: int, size: int, folder: Path) -> LeaderConnection:
     places = [Place(host=f"node{number}", node=number) for number in range(size)]
+    plan = bare_plan(
+        nodes=size, min_nodes=size, launch={"heartbeat": HEARTBEAT, "rendezvous_timeout": 120.0},
+        cluster={"port_range": (20000, 32767)},
+    )  # fmt: skip
     return LeaderConnection(
-        Member(index, index, places[index].host, 1), attempt=folder,
-        limits=RoundLimits(size, None, None, None, None, HEARTBEAT, 3), places=places, hosts=["localhost"] * size,
-        secret=b"benchmark", key=str(folder), port_range=(20000, 32767), join_timeout=120.0, signals=Signals(),
-        blame=lambda _: Blamed((), ""),
+        Member(index, index, places[index].host, 1), plan=plan, attempt=Attempt(Run(folder), 0), places=places,
+        hosts=["localhost"] * size, secret=b"benchmark", key=str(folder), signals=Signals(),
     )  # fmt: skip
 
 
@@ -84,6 +86,7 @@ def _meet(size: int, rest: float) -> tuple[float, float, int, float]:
 
     with tempfile.TemporaryDirectory() as name:
         folder, children = Path(name), []
+        Attempt(Run(folder), 0).path.mkdir(parents=True)
         began = time.monotonic()
         for place in range(PROCESSES):
             ours, theirs = _context.Pipe()

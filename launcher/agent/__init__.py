@@ -15,9 +15,8 @@ ranks of the node, but by none of the modules in which ranks are started, watche
 - `leader_connection`: an agent's connection to the leader, or as the leader to all agents: joins rounds, waits for
   messages and signals
 - `leader`: the leader's state and decisions, and the table of messages: members of a round, verdicts
-- `failure_detector`: how the leader finds that a round has failed: which node is lost, hangs, late or leaves; the
-  timeouts for it
-- `policy`: decisions of agents, without I/O: what failed first, whether ranks restart; how a round or an attempt of an
+- `failure_detector`: how the leader finds that a round has failed: which node is lost, hangs, late or leaves
+- `policy`: decisions of agents: what failed first, whether ranks restart; how a round or an attempt of an
   agent ends, and what it reports of a failure
 - `rank_watch`: what an agent sees of its ranks from outside: their steps, silence, memory and use of GPUs; what it
   writes of it as events

@@ -17,12 +17,11 @@ from typing import Any
 import torch
 
 from launcher import errors, processes
-from launcher.agent.failure_detector import limits_of
 from launcher.agent.leader_connection import AskedToStop, AttemptOver, LeaderConnection, NobodyLeads, Overtaken, Signals
 from launcher.agent.policy import AttemptFailed, Done, History, NextRound, RoundEnd, RoundFailure, fault_of_end
 from launcher.agent.preflight import Preflight
 from launcher.agent.rank_watch import AgentContext, GpuWatch
-from launcher.agent.supervisor import Supervisor, has_checkpoint
+from launcher.agent.supervisor import Supervisor
 from launcher.agent.workers import Fresh, StartError, WorkerGroup, preload
 from launcher.attach import RequestHandler
 from launcher.binding import hardware, masks
@@ -35,7 +34,7 @@ from launcher.failures.codes import FaultCode, PreflightThen, Unbound
 from launcher.plan.plan import NIC, JobPlan
 from launcher.rendezvous import store
 from launcher.rendezvous.rounds import LeaderLost, Member, Placement, Rendezvous, RendezvousError, placements
-from launcher.runs import directory, event_files, history, user_checkpoints
+from launcher.runs import directory, event_files, history
 from launcher.runs import events as kinds
 from launcher.runs.directory import Events, current_attempt
 from launcher.runs.events import Accused, Bound, Fault, Finished, Met, Place, Resized, last
@@ -183,14 +182,6 @@ def _can_enter(folder: str) -> bool:
         return False
 
 
-def saved(plan: JobPlan, since: int) -> bool | None:
-    """Returns whether a program has saved something since a time in nanoseconds; None: it is not known soon enough."""
-    try:
-        return user_checkpoints.newest(plan, since, plan.launch.heartbeat / 3) > since
-    except OSError:
-        return None
-
-
 class _Agent:
     # Of one node, or of one rank
 
@@ -204,14 +195,11 @@ class _Agent:
             place.rank, place.node_rank, place.hosts[place.node_rank],
             ranks=1 if per_task else plan.procs_per_node, first_local_rank=place.local_rank,
         )  # fmt: skip
-        self._limits, self._places = limits_of(plan, attempt.logs), places_of(plan, place)
+        self._places = places_of(plan, place)
         self._connection = LeaderConnection(
-            self.own, attempt=attempt.path, limits=self._limits, places=self._places,
+            self.own, plan=plan, attempt=attempt, places=self._places,
             hosts=[each.host + plan.cluster.host_suffix for each in self._places],
-            secret=attempt.run.secret(), key=f"{plan.run_id}/{attempt.number}/{place.job}",
-            port_range=plan.cluster.port_range, join_timeout=plan.launch.rendezvous_timeout, signals=signals,
-            blame=hang_diagnosis.blame, saved=lambda began: saved(plan, began) if plan.program_resumes else False,
-            has_checkpoint=lambda: has_checkpoint(plan),
+            secret=attempt.run.secret(), key=f"{plan.run_id}/{attempt.number}/{place.job}", signals=signals,
         )  # fmt: skip
         stacks = hang_diagnosis.Stacks(self.own.ranks)
         memory = exit_report.make_memory() if plan.checkpoint.memory != 0 else -1
@@ -426,7 +414,7 @@ class _Agent:
         except RendezvousError as error:
             if history.preflight:  # the run has not started: other nodes are needed
                 raise
-            enough = len(before.members) + len(before.spares) - 1 >= self._limits.least  # without this agent
+            enough = len(before.members) + len(before.spares) - 1 >= self._plan.least_agents  # without this agent
             if enough and self._continued_by_others(history.round, wait=True):
                 return self._connection.join()
             if ours := not error.from_leader:

@@ -34,46 +34,6 @@ LEAVE_TIMEOUT = 2.0  # seconds from the first `leaving` message in which the oth
 Blame = Callable[[Iterable[Mapping[str, Any]]], Blamed]
 
 
-@dataclass(frozen=True)
-class RoundLimits:
-    """The settings of a run that the leader needs. Times are in seconds; None: no limit."""
-
-    least: int  # minimum number of agents with which the run can continue
-    # from the start of the ranks until all must have joined; None for MPI, programs, debuggers
-    rendezvous_timeout: float | None
-    start_timeout: float | None  # from the last rank's joining to the first step
-    idle_timeout: float | None  # longest time without CPU use, output or steps of any rank
-    hang_timeout: float | None  # longest time of a rank without a step, after its first step
-    heartbeat: float  # time without a message after which an agent counts as lost
-    max_restarts: int  # maximum number of restarts in a row without progress
-    stacks_in: str = ""  # directory in which agents save the stacks of ranks that hang
-    independent: bool = False  # whether ranks continue when another node is lost
-    most: int | None = None  # maximum number of agents in a round; the others are spares; None: all take part
-
-
-def limits_of(plan: JobPlan, logs: Path) -> RoundLimits:
-    """Returns the settings that the leader needs. `logs`: the directory of the ranks' output files."""
-    # Ranks of MPI, and programs, need not join through our store. While one rank is at a breakpoint, all are silent.
-    elsewhere = (
-        plan.workload.backend == Backend.mpi.value
-        or plan.workload.kind == "Program"
-        or not plan.workload.params.get("init", True)
-    )
-    watched = not plan.debugs
-    return RoundLimits(
-        least=plan.min_nodes * plan.tasks_per_node,
-        rendezvous_timeout=None if elsewhere or not watched else plan.launch.rendezvous_timeout,
-        start_timeout=plan.launch.start_timeout if watched else None,
-        idle_timeout=plan.launch.idle_timeout if watched else None,
-        hang_timeout=plan.launch.hang_timeout if watched else None,
-        heartbeat=plan.launch.heartbeat,
-        max_restarts=plan.launch.max_restarts,
-        stacks_in=str(logs),
-        independent=plan.independent,
-        most=(plan.nodes - plan.spares) * plan.tasks_per_node if plan.spares else None,
-    )
-
-
 @dataclass
 class AgentState:
     member: Member
@@ -106,11 +66,11 @@ class FailureDetector:
     """Takes the reports of a round's agents. `look` checks all timeouts, and returns the failure that it finds."""
 
     def __init__(
-        self, limits: RoundLimits, own: Member, agents: Mapping[int, AgentState], blame: Blame, *, listened: bool
+        self, plan: JobPlan, logs: Path, own: Member, agents: Mapping[int, AgentState], blame: Blame, *, listened: bool
     ):
-        # listened: whether ranks of an earlier round could resume
-        self._limits, self._own, self.agents, self._blame = limits, own, agents, blame
-        self._listened = listened
+        # logs: where agents save stacks of ranks that hang. listened: whether ranks of an earlier round could resume
+        self._plan, self._launch, self._logs, self._own = plan, plan.launch, logs, own
+        self.agents, self._blame, self._listened = agents, blame, listened
         self.done: dict[int, Accused] = {}  # the ranks that have exited with 0, in order
         self.wants_stacks = False  # whether the caller has to ask the agents for the stacks of their ranks
         self.first_stop: Stop | None = None  # the first stop request reported
@@ -124,8 +84,11 @@ class FailureDetector:
     def start(self, now: float) -> RoundFailure | None:
         """Starts the timeouts, while the ranks are being started. Returns a failure if agents are lost already."""
         self.held_up(0.0, now)
-        if self._limits.rendezvous_timeout is not None:
-            self._join_by = now + self._limits.rendezvous_timeout
+        workload = self._plan.workload
+        # Ranks of MPI, and programs, need not join through our store. While one rank is at a breakpoint, all are silent
+        elsewhere = workload.backend == Backend.mpi.value or workload.kind == "Program"
+        if not (elsewhere or self._plan.debugs) and workload.params.get("init", True):
+            self._join_by = now + self._launch.rendezvous_timeout
         gone = [agent for agent in self.agents.values() if agent.gone]
         message = messages.node_ended([agent.member.host for agent in gone], "before its ranks had started")
         return self.lost(gone, FaultCode.NODE_ENDED, message=message) if gone else None
@@ -157,7 +120,7 @@ class FailureDetector:
         """Records a suspected hang: these ranks of an agent have done no step for launch.hang_timeout."""
         if self._hang is None:
             silent = tuple(Accused(host=agent.member.host, rank=rank) for rank in ranks)
-            self._suspect("launch.hang_timeout", self._limits.hang_timeout or 0.0, silent, now)
+            self._suspect("launch.hang_timeout", self._launch.hang_timeout, silent, now)
 
     def stacks(self, index: int, reports: list[dict[str, Any]]) -> None:
         if self._hang is not None:
@@ -211,7 +174,7 @@ class FailureDetector:
         return RoundFailure(kind, fault, self._own.index, resumable, lost, exit_code=exit_code, place=place)
 
     def _silent_agents(self, now: float) -> RoundFailure | None:
-        limit = self._limits.heartbeat
+        limit = self._launch.heartbeat
         silent = [
             agent
             for index, agent in self.agents.items()
@@ -244,8 +207,7 @@ class FailureDetector:
     def _not_joined(self, now: float) -> RoundFailure | None:
         if self._joined_at is None and all(agent.joined for agent in self.agents.values()):
             self._joined_at = now
-        timeout = self._limits.rendezvous_timeout
-        if timeout is None or self._join_by is None or self._joined_at is not None or now < self._join_by:
+        if self._join_by is None or self._joined_at is not None or now < self._join_by:
             return None
         self._join_by = None
         missing = [(rank, agent.member) for agent in self.agents.values() for rank in agent.missing]
@@ -253,7 +215,7 @@ class FailureDetector:
             return None
         accused = [Accused(host=member.host, rank=rank) for rank, member in missing]
         return self._failure(
-            RoundEnd.HUNG, FaultCode.NOT_JOINED, missing[0][1], accused, seconds=float(timeout),
+            RoundEnd.HUNG, FaultCode.NOT_JOINED, missing[0][1], accused, seconds=float(self._launch.rendezvous_timeout),
             place=f"joining: {[rank for rank, _ in missing[: io_bounds.ACCUSED]]}",
         )  # fmt: skip
 
@@ -263,13 +225,15 @@ class FailureDetector:
         if (hang := self._hang) is not None:
             awaited = sum(not agent.gone for agent in self.agents.values())
             return self._blame_hang(hang) if len(hang.reports) >= awaited or now >= hang.deadline else None
+        if self._plan.debugs:
+            return None
         agents = [agent for agent in self.agents.values() if not agent.ended]
-        start, idle = self._limits.start_timeout, self._limits.idle_timeout
+        start, idle = self._launch.start_timeout, self._launch.idle_timeout
         trains = any(agent.resumable and not agent.closed for agent in agents)
         starts = self._joined_at is not None and trains and self.step < 0
-        if start is not None and starts and now - (self._joined_at or now) > start:
+        if starts and now - (self._joined_at or now) > start:
             self._suspect("launch.start_timeout", start, (), now)
-        elif idle is not None and agents and all(agent.idle > idle for agent in agents):
+        elif agents and all(agent.idle > idle for agent in agents):
             self._suspect("launch.idle_timeout", idle, (), now)
         return None
 
@@ -285,7 +249,7 @@ class FailureDetector:
         slowest = hang.step if blamed.step is None else blamed.step
         why = f"{_EXPIRED[hang.limit].format(f'{hang.seconds:g} s')} ({hang.limit})"
         why += f" after step {slowest}" if slowest >= 0 else " before the first step"
-        why += f"; the stacks of all ranks are in {self._limits.stacks_in}" if self._limits.stacks_in else ""
+        why += f"; the stacks of all ranks are in {self._logs}"
         names = "; ".join(messages.rank_on(each.rank, each.host) for each in islice(accused, MOST_NAMED)) or "all ranks"
         ended = blamed.does == ""  # with 0, and the others wait for them
         place = f"{blamed.does}: {blamed.frame or [each.rank for each in blamed.ranks]}"

@@ -41,17 +41,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, astuple, replace
+from pathlib import Path
 from typing import Any
 
 from launcher.agent import policy
-from launcher.agent.failure_detector import AgentState, Blame, FailureDetector, RoundLimits
+from launcher.agent.failure_detector import AgentState, Blame, FailureDetector
 from launcher.agent.policy import History, RoundEnd, RoundFailure
 from launcher.failures.codes import FaultCode
 from launcher.files.json_types import as_json, from_json
+from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Arrivals, Member, RendezvousError
 from launcher.rendezvous.signed_channel import Message, refused
 from launcher.runs import events
 from launcher.runs.events import Fault, Place, Resized, Stop
+from launcher.worker import hang_diagnosis
 from launcher.worker.stop_agreement import LeaderSide
 
 Claim = Callable[[int, Sequence[Member]], "Fault | None"]
@@ -74,14 +77,18 @@ class Coordinator:
     """What the leader knows about all agents. Takes their messages, decides, and collects the messages to send."""
 
     def __init__(
-        self, limits: RoundLimits, places: Sequence[Place], own: Member, *, claim: Claim, listen: Listen, blame: Blame,
-        saved: Callable[[], bool | None] = lambda: False, has_checkpoint: Callable[[], bool] = lambda: False,
+        self, plan: JobPlan, logs: Path, places: Sequence[Place], own: Member, *, claim: Claim, listen: Listen,
+        blame: Blame = hang_diagnosis.blame,
     ) -> None:  # fmt: skip
         # claim: records the start of a round, from its index and members; returns a fault if it cannot start. listen:
         # opens a port for the ranks' store of a round with these members.
-        self.limits, self._places, self._own, self._claim, self._blame = limits, places, own, claim, blame
-        self._listen, self._saved, self._has_checkpoint = listen, saved, has_checkpoint
+        self._plan, self._logs, self._places, self._own = plan, logs, places, own
+        self._claim, self._listen, self._blame = claim, listen, blame
+        self._heartbeat = plan.launch.heartbeat
+        # Maximum number of agents in a round; None: all take part, and none is a spare
+        self._most = (plan.nodes - plan.spares) * plan.tasks_per_node if plan.spares else None
         self.history = History()
+        self.began: int | None = None  # when the round began, in ns of the file server's clock; None: unknown
         self.arrivals: Arrivals | None = None  # for a round that is about to start
         self.verdict: policy.RoundVerdict | None = None  # what follows the failure of this round, if it has had one
         self.reports: dict[str, dict[int, Any]] = {}  # the values of `report` messages: by key, then by member index
@@ -103,7 +110,7 @@ class Coordinator:
         agents = {member.index: AgentState(member, now) for member in members}
         self._not_ended = list(agents.values())  # those at its end may have ended since
         self._look_from = now
-        return FailureDetector(self.limits, self._own, agents, self._blame, listened=self.history.listened)
+        return FailureDetector(self._plan, self._logs, self._own, agents, self._blame, listened=self.history.listened)
 
     # -- the start of a round
 
@@ -118,13 +125,13 @@ class Coordinator:
 
     def spares(self) -> list[int]:
         """Returns the waiting agents that can be counted on: a node that is about to be lost sends no heartbeats."""
-        if self.limits.most is None:
+        if self._most is None:
             return self.waiting
-        since = self._now - SPARE_HEARD * self.limits.heartbeat
+        since = self._now - SPARE_HEARD * self._heartbeat
         return [index for index in self.waiting if self._heard.get(index, self._now) >= since]
 
     def _tell_spares(self) -> None:
-        if self.limits.most is not None and self._watching and self.arrivals is None:
+        if self._most is not None and self._watching and self.arrivals is None:
             self.broadcast({"type": "spares", "indices": self.waiting})
 
     def present(self) -> set[int]:
@@ -145,7 +152,7 @@ class Coordinator:
             wanted = {index for index in wanted if index not in agents or not agents[index].gone}
             wanted |= self._ready.keys()
         self.arrivals = Arrivals(
-            self._places, self._own.index, self.limits.least, wanted, now + timeout, most=self.limits.most,
+            self._places, self._own.index, self._plan.least_agents, wanted, now + timeout, most=self._most,
             before=before,
         )  # fmt: skip
         self._advance(now)
@@ -162,7 +169,7 @@ class Coordinator:
     def watch(self, now: float) -> None:
         """Starts watching the members of the round for failures. Call it when their ranks are being started."""
         self._watching = True
-        if self.limits.most is not None and self.waiting != self._told_spares:  # since the round began
+        if self._most is not None and self.waiting != self._told_spares:  # since the round began
             self._send([index for index in self.waiting if index not in self._told_spares], {"type": "spare"})
             self._tell_spares()
         self._found(self._watch.start(now))
@@ -199,7 +206,7 @@ class Coordinator:
 
     def _advance(self, now: float) -> None:
         # What spare nodes have sent while the leader was held up may be read only after the end of another node
-        if now - self._now > HELD_UP * self.limits.heartbeat:
+        if now - self._now > HELD_UP * self._heartbeat:
             self._heard = dict.fromkeys(self._heard, now)
         self._now = now
 
@@ -217,8 +224,8 @@ class Coordinator:
         kind = message.get("type")
         if kind == "hello":
             self._ready[index] = Member(*message["member"])
-            self._let_in[index] = now + patience(self._losses[index], self.limits.heartbeat)
-            if self.limits.most is not None and self._watching and self.arrivals is None:
+            self._let_in[index] = now + patience(self._losses[index], self._heartbeat)
+            if self._most is not None and self._watching and self.arrivals is None:
                 self._send([index], {"type": "spare"})
                 self._tell_spares()
             if self.arrivals is not None:
@@ -253,12 +260,12 @@ class Coordinator:
 
         If the leader itself was suspended, that time counts for no timeout.
         """
-        if self._last_tick is not None and (late := now - self._last_tick) > self.limits.heartbeat / 2:
+        if self._last_tick is not None and (late := now - self._last_tick) > self._heartbeat / 2:
             self._watch.held_up(late, now)
         self._last_tick = now
         self._advance(now)
         for index in self.waiting if self.arrivals is None else ():
-            if now - self._heard.get(index, now) > self.limits.heartbeat:
+            if now - self._heard.get(index, now) > self._heartbeat:
                 self._silent[index] = self._ready.pop(index)
                 self._tell_spares()
         if self.arrivals is not None and self.arrivals.decided(now):
@@ -279,7 +286,7 @@ class Coordinator:
     def next_look(self, now: float) -> float:
         if self.arrivals is not None:
             return max(0.0, min(self.arrivals.deadline - now, 1.0))
-        return 0.25 if self._watch.urgent else min(1.0, self.limits.heartbeat / 4)
+        return 0.25 if self._watch.urgent else min(1.0, self._heartbeat / 4)
 
     def take_outbox(self) -> list[tuple[tuple[int, ...], Message]]:
         outbox, self._outbox = self._outbox, []
@@ -346,13 +353,13 @@ class Coordinator:
         for index in lost:
             agents[index].gone = agents[index].ended = True
         left = self.present()
-        if self.limits.independent and failure.kind is RoundEnd.LOST_NODE and len(left) >= self.limits.least:
+        enough = len(left) >= self._plan.least_agents
+        if self._plan.independent and failure.kind is RoundEnd.LOST_NODE and enough:
             self._go_on_without(lost)
         else:
             self.verdict = policy.judge(
-                failure, self.history, stopping="stop" in self._announced,
-                members=len(left) + len(lost) + len(self.spares()), least=self.limits.least,
-                max_restarts=self.limits.max_restarts, saved=self._saved, has_checkpoint=self._has_checkpoint,
+                failure, self.history, self._plan, stopping="stop" in self._announced,
+                members=len(left) + len(lost) + len(self.spares()), began=self.began,
             )  # fmt: skip
             self.history = self.verdict.history
             self.broadcast({"type": "verdict", "verdict": as_json(self.verdict, defaults=False)})
@@ -369,7 +376,7 @@ class Coordinator:
     def _look_at_waiting(self) -> None:
         if self._announced & {"stop", "regroup"} or not self._watch.all_resumable:
             return
-        full = self.limits.most is not None and len(self.present()) >= self.limits.most
+        full = self._most is not None and len(self.present()) >= self._most
         waiting = [index for index in self.waiting if self._now >= self._let_in.get(index, self._now)]
         if not full and self._watch.step > self.history.best and waiting:
             self._announced.add("regroup")

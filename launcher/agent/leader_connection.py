@@ -10,15 +10,12 @@ import contextlib
 import math
 import signal
 import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
-from launcher.agent.failure_detector import Blame, RoundLimits
 from launcher.agent.leader import Coordinator
 from launcher.agent.policy import History
 from launcher.errors import is_transient
@@ -26,9 +23,11 @@ from launcher.failures import messages
 from launcher.failures.codes import FaultCode
 from launcher.files.retried_reads import Ok, backoff, exists
 from launcher.formatting import log_line
+from launcher.plan.plan import JobPlan
 from launcher.rendezvous import rounds
 from launcher.rendezvous.rounds import LeaderLost, Member, Rendezvous, RendezvousError
 from launcher.rendezvous.signed_channel import Channel, ChannelError, Hub, Message, wait_for
+from launcher.runs.directory import Attempt
 from launcher.runs.events import Fault, Place
 
 CLOSING = 10.0  # seconds to wait at the end until the other side has read everything
@@ -127,14 +126,13 @@ class LeaderConnection:
     """One agent's connection to the others for a whole attempt, and its way into each round: start, join, rejoin."""
 
     def __init__(
-        self, own: Member, *, attempt: Path, limits: RoundLimits, places: Sequence[Place], hosts: Sequence[str],
-        secret: bytes, key: str, port_range: tuple[int, int], join_timeout: float, signals: Signals, blame: Blame,
-        saved: Callable[[int], bool | None] = lambda _: False, has_checkpoint: Callable[[], bool] = lambda: False,
+        self, own: Member, *, plan: JobPlan, attempt: Attempt, places: Sequence[Place], hosts: Sequence[str],
+        secret: bytes, key: str, signals: Signals,
     ) -> None:  # fmt: skip
         # places, hosts (to connect to, with cluster.host_suffix): by member index. key: id of this attempt, from which
-        # its secret is derived. join_timeout: seconds in which all agents must have arrived for the first round. saved:
-        # whether a program has saved something since a time in nanoseconds; None: unknown. has_checkpoint: of the run.
-        self.own, self._limits, self._places, self._signals = own, limits, places, signals
+        # its secret is derived
+        self.own, self._plan, self._places, self._signals = own, plan, places, signals
+        self._heartbeat = plan.launch.heartbeat
         self.status: dict[str, Any] = {}  # the fields of this agent's heartbeats
         self.coordinator: Coordinator | None = None  # on the leader
         self._hub: Hub | None = None
@@ -142,10 +140,8 @@ class LeaderConnection:
         self._mine = own  # this agent, with the addresses of its connection
         self._inbox: list[Message] = []
         self._next_heartbeat = self._last_message = self._last_listen = 0.0
-        self._hosts, self._secret, self._port_range = hosts, rounds.secret_of(secret, key), port_range
-        self._join_timeout, self._blame, self._saved, self._has_checkpoint = join_timeout, blame, saved, has_checkpoint
-        self._began: int | None = None  # time of the file server at which the round that this agent leads began
-        self._rounds, self._exit_code = rounds.Rounds(attempt / "rounds"), attempt / "exit_code"
+        self._hosts, self._secret, self._attempt = hosts, rounds.secret_of(secret, key), attempt
+        self._rounds = rounds.Rounds(attempt.path / "rounds")
         self._loopback = len(set(hosts)) == 1
         self._store_listener: socket.socket | None = None
         self._round = 0
@@ -250,7 +246,7 @@ class LeaderConnection:
         """
         now = time.monotonic()
         if now >= self._next_heartbeat:
-            self._next_heartbeat = now + self._limits.heartbeat / HEARTBEATS
+            self._next_heartbeat = now + self._heartbeat / HEARTBEATS
             self.send({"type": "heartbeat", **self.status})
             if self._hub is not None:
                 self._hub.broadcast(list(self._hub.channels), {"type": "heartbeat"})
@@ -294,7 +290,7 @@ class LeaderConnection:
     def _listen(self, channel: Channel, timeout: float) -> None:
         ready = wait_for(timeout, self._signals.wake, channel.fileno(), write=bool(channel.unsent))
         now = time.monotonic()
-        if now - self._last_listen > self._limits.heartbeat / 2:  # this agent itself was suspended, or held up
+        if now - self._last_listen > self._heartbeat / 2:  # this agent itself was suspended, or held up
             self._last_message = now
         self._last_listen = now
         try:
@@ -306,8 +302,8 @@ class LeaderConnection:
             return
         if messages:
             self._last_message = now
-        elif now - self._last_message > self._limits.heartbeat:
-            self._lose_leader(f"no heartbeat for {self._limits.heartbeat:g} s (launch.heartbeat)")
+        elif now - self._last_message > self._heartbeat:
+            self._lose_leader(f"no heartbeat for {self._heartbeat:g} s (launch.heartbeat)")
             return
         self._inbox += [message for message in messages if message.get("type") != "heartbeat"]
 
@@ -376,7 +372,7 @@ class LeaderConnection:
     @property
     def elastic(self) -> bool:
         """Whether the run can continue with fewer than all members."""
-        return self._limits.least < self.size
+        return self._plan.least_agents < self.size
 
     def names(self, indices: Iterable[int]) -> str:
         return ", ".join(messages.of_place(self._places[index]) for index in indices)
@@ -389,7 +385,7 @@ class LeaderConnection:
 
     def others_begin(self, number: int) -> bool:
         """Waits as long as others may need to start this round without this agent; returns and raises as `begun`."""
-        give_up = time.monotonic() + self._limits.heartbeat * 2 + rounds.EXCHANGE
+        give_up = time.monotonic() + self._heartbeat * 2 + rounds.EXCHANGE
         while not self.begun(number):
             if time.monotonic() >= give_up:
                 return False
@@ -398,7 +394,7 @@ class LeaderConnection:
 
     def _read(self, read: Callable[[], T]) -> T:
         # Retries it on OSError, for the join timeout
-        give_up = time.monotonic() + self._join_timeout
+        give_up = time.monotonic() + self._plan.launch.rendezvous_timeout
         while True:
             try:
                 return read()
@@ -410,7 +406,7 @@ class LeaderConnection:
             self.keep_alive(LOOK)
 
     def _attempt_over(self) -> bool:
-        return exists(self._exit_code, retry_seconds=0) == Ok(True)
+        return exists(self._attempt.path / "exit_code", retry_seconds=0) == Ok(True)
 
     # -- taking part in a round
 
@@ -424,7 +420,8 @@ class LeaderConnection:
                 return self.join()
             raise RendezvousError(self._late(), final=True)
         try:
-            return self._round_of(History(preflight=preflight), 0, range(self.size), self._join_timeout)
+            timeout = self._plan.launch.rendezvous_timeout
+            return self._round_of(History(preflight=preflight), 0, range(self.size), timeout)
         except RendezvousError:
             if not self._spare:
                 raise
@@ -443,7 +440,7 @@ class LeaderConnection:
         left = sorted(member.index for member in before.members if member.index not in lost)
         seats = [member.index for member in before.members]
         leader = before.members[0].index
-        heartbeat = self._limits.heartbeat
+        heartbeat = self._heartbeat
         if (self.leads or self._channel is not None) and leader in left:
             try:
                 if self.leads:
@@ -456,7 +453,7 @@ class LeaderConnection:
                     raise
         self._disconnect()
         left = in_turn([index for index in left if index != leader or self.own.index == leader], leader, self._places)
-        message = messages.too_few(len(left), self._limits.least)
+        message = messages.too_few(len(left), self._plan.least_agents)
         problem = RendezvousError(Fault(code=FaultCode.TOO_FEW, host=self.own.host, message=message), final=True)
         for place, leader in enumerate(left):
             try:
@@ -478,7 +475,7 @@ class LeaderConnection:
             return history
         begun = self._read(lambda: self._rounds.of_number(history.round))
         members = () if error.final or begun is None or begun.leader != leader else begun.members
-        if self.own.index not in members or len({*members, *spares}) <= self._limits.least:
+        if self.own.index not in members or len({*members, *spares}) <= self._plan.least_agents:
             raise Overtaken(str(error)) from None
         return replace(history, round=history.round + 1)
 
@@ -498,7 +495,7 @@ class LeaderConnection:
                     seen, since = alive, time.monotonic()
             except OSError:  # the leader may be alive: a file server that does not answer is no sign
                 since = time.monotonic()
-            limit = self._limits.heartbeat + FILE_DELAY
+            limit = self._heartbeat + FILE_DELAY
             if time.monotonic() - since > limit:
                 raise NobodyLeads(f"no heartbeat of a leading agent for {limit:.0f} s")
             for leader, ports, timeout in () if latest is None else self._leaders(latest, turn):
@@ -526,7 +523,7 @@ class LeaderConnection:
             yield index, self._ports_of(latest.number + 1), LOOK
 
     def _ports_of(self, number: int) -> list[int]:
-        return rounds.candidate_ports(rounds.secret_of(self._secret, f"{number}"), self._port_range)
+        return rounds.candidate_ports(rounds.secret_of(self._secret, f"{number}"), self._plan.cluster.port_range)
 
     def _round_of(
         self, history: History, leader: int, wanted: Collection[int], timeout: float, before: Sequence[int] = ()
@@ -540,9 +537,8 @@ class LeaderConnection:
                 self._hub = Hub(rounds.listen(ports, address), self._secret, members=others, wake=self._signals.wake)
                 self._inbox = []
                 self.coordinator = Coordinator(
-                    self._limits, self._places, self.own, claim=self._claim, listen=self._listen_for_ranks,
-                    blame=self._blame, saved=lambda: None if self._began is None else self._saved(self._began),
-                    has_checkpoint=self._has_checkpoint,
+                    self._plan, self._attempt.logs, self._places, self.own, claim=self._claim,
+                    listen=self._listen_for_ranks,
                 )  # fmt: skip
             return self._lead(history, wanted, timeout, before)
         deadline = time.monotonic() + timeout
@@ -568,33 +564,29 @@ class LeaderConnection:
         return history, replace(rendezvous, listener=self._store_listener)
 
     def _listen_for_ranks(self, members: Sequence[Member]) -> int:
-        self._store_listener = rounds.listen(rounds.free_ports(self._port_range), rounds.address_reached(members))
+        ports = rounds.free_ports(self._plan.cluster.port_range)
+        self._store_listener = rounds.listen(ports, rounds.address_reached(members))
         return int(self._store_listener.getsockname()[1])
 
     def _claim(self, number: int, members: Sequence[Member]) -> Fault | None:
-        assert self._hub is not None
-        self._began = None
-        try:
-            claimed = self._record(number, self._hub.port, members)
-        except OSError as error:  # a full disk, or a file server that does not answer
-            problem = f"round {number} cannot be recorded: {error}"
-            if number and self.elastic:  # the other side of a partition may have recorded it
-                return Fault(code=FaultCode.AGENT, host=self.own.host, error=problem)
-            print(f"launcher: {problem}", file=sys.stderr, flush=True)
-            return None
-        with contextlib.suppress(OSError):  # the round is ours, also if its time cannot be read now
-            self._began = self._rounds.time_of(number)
-        return None if claimed else self._late()
-
-    def _record(self, number: int, port: int, members: Sequence[Member]) -> bool:
-        limit = self._limits.heartbeat / 3  # meanwhile the others hear nothing
+        assert self._hub is not None and self.coordinator is not None
+        self.coordinator.began = None
+        limit = self._heartbeat / 3  # meanwhile the others hear nothing
         for waited in backoff(limit):
             try:
-                return self._rounds.claim(number, self.own, port, members)
-            except OSError as error:
-                if waited >= limit or not is_transient(error):
-                    raise
-        raise AssertionError("the last try returns or raises")
+                claimed = self._rounds.claim(number, self.own, self._hub.port, members)
+                break
+            except OSError as error:  # a full disk, or a file server that does not answer
+                if waited < limit and is_transient(error):
+                    continue
+                problem = f"round {number} cannot be recorded: {error}"
+                if number and self.elastic:  # the other side of a partition may have recorded it
+                    return Fault(code=FaultCode.AGENT, host=self.own.host, error=problem)
+                log_line(problem)
+                return None
+        with contextlib.suppress(OSError):  # the round is ours, also if its time cannot be read now
+            self.coordinator.began = self._rounds.time_of(number)
+        return None if claimed else self._late()
 
     def _late(self) -> Fault:
         return Fault(code=FaultCode.LATE, host=self.own.host, node=self.own.node_rank)

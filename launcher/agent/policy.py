@@ -1,19 +1,22 @@
-"""Decisions of agents, without I/O: what failed first, whether ranks restart, how a round and an attempt end."""
+"""Decisions of agents: what failed first, whether ranks restart, how a round and an attempt end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import errors
+from launcher.checkpoint import format as checkpoints
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.files.json_types import as_json, from_json
 from launcher.formatting import plural
+from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Member
-from launcher.runs import events
+from launcher.runs import events, user_checkpoints
 from launcher.runs.events import Accused, Fault, Restart, Stop
 
 if TYPE_CHECKING:
@@ -178,20 +181,43 @@ def returned_early(done: Sequence[Accused], needed_by: str) -> str:
     return f"{who} exited with code 0 while {needed_by} still needed {'them' if more else 'it'}"
 
 
+def has_saved(plan: JobPlan, since: int | None) -> bool | None:
+    """Returns whether a program has saved something since this time (ns); None: it is not known soon enough."""
+    if not plan.program_resumes:
+        return False
+    if since is None:
+        return None
+    try:
+        return user_checkpoints.newest(plan, since, plan.launch.heartbeat / 3) > since
+    except OSError:
+        return None
+
+
+def has_checkpoint(plan: JobPlan) -> bool:
+    """Returns whether the run has saved a checkpoint, or may have: that cannot be read now."""
+    try:
+        return bool(checkpoints.candidates(Path(plan.checkpoint.dir)))
+    except checkpoints.CannotRead:
+        return True
+
+
 def judge(
-    failure: RoundFailure, history: History, *, stopping: bool, members: int, least: int, max_restarts: int,
-    saved: Callable[[], bool | None] = lambda: False, has_checkpoint: Callable[[], bool] = lambda: False,
-) -> RoundVerdict:  # fmt: skip
-    """Returns the verdict on the first failure of a round; `saved`, `has_checkpoint`: called only if they decide."""
+    failure: RoundFailure, history: History, plan: JobPlan, *, stopping: bool, members: int, began: int | None = None
+) -> RoundVerdict:
+    """Returns the verdict on the first failure of a round; began: when the round did, in ns; None: unknown.
+
+    It looks what the run has saved only where that decides.
+    """
+    max_restarts = plan.launch.max_restarts
     steps = failure.step > history.best
     counts = failure.listens and failure.kind not in (RoundEnd.NO_RETRY, RoundEnd.LEFT)
-    progress = saved() if counts and not steps else steps
+    progress = has_saved(plan, began) if counts and not steps else steps
     further = max(failure.step, history.best + 1) if progress else failure.step
     again = failure.place != "" and failure.place == history.hung
     then = decide(
         failure.kind, history, progress, listens=failure.listens, stopping=stopping,
-        enough=members - len(failure.lost) >= least, max_restarts=max_restarts, again=again,
-        has_checkpoint=failure.kind is RoundEnd.LOST_NODE and not failure.listens and has_checkpoint(),
+        enough=members - len(failure.lost) >= plan.least_agents, max_restarts=max_restarts, again=again,
+        has_checkpoint=failure.kind is RoundEnd.LOST_NODE and not failure.listens and has_checkpoint(plan),
     )  # fmt: skip
     if then is NextStep.RESTART:
         history = history.after(further, counts=failure.kind is not RoundEnd.REGROUP, hung=failure.place)

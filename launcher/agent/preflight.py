@@ -289,7 +289,7 @@ class Preflight:
             cluster, coordinator = self._plan.cluster, self._connection.coordinator
             assert coordinator is not None
             verdict = decide(
-                self._nodes, reports, least=self._plan.min_nodes * self._plan.tasks_per_node,
+                self._nodes, reports, least=self._plan.least_agents,
                 spares=len(coordinator.spares()),  # some may have come or gone during the checks
                 scheduler=cluster.scheduler, settings=cluster.settings, timeout=timeout,
             )  # fmt: skip

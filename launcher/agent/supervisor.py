@@ -25,7 +25,6 @@ from launcher.agent.policy import History, RoundEnd, RoundFailure, RoundVerdict,
 from launcher.agent.rank_watch import AgentContext, RankStatus
 from launcher.agent.workers import LeftOver, WorkerExit, WorkerGroup
 from launcher.attach import GONE
-from launcher.checkpoint import format as checkpoints
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.files.json_types import from_json
@@ -52,14 +51,6 @@ FREES = 120.0  # and most seconds in which the kernel may then free its memory: 
 DECIDED = 5.0  # seconds, besides launch.heartbeat, in which the leader has to decide about a failure
 
 
-def has_checkpoint(plan: JobPlan) -> bool:
-    """Returns whether the run has saved a checkpoint, or may have: that cannot be read now."""
-    try:
-        return bool(checkpoints.candidates(Path(plan.checkpoint.dir)))
-    except checkpoints.CannotRead:
-        return True
-
-
 class Phase(Enum):
     RUNNING = "running"
     LEAVING = "leaving"  # other agents' ranks have exited to resume later; this agent's ranks get time to do so, too
@@ -81,14 +72,12 @@ class Supervisor:
         self._rendezvous, self._history, self._clock, self._position = rendezvous, history, clock, position
         self._own, self._leads = rendezvous.members[position], position == 0
         self._first_rank = rendezvous.first_rank(position)
-        self._least = plan.min_nodes * plan.tasks_per_node
         self._status = RankStatus(context, rendezvous, position, history.round, clock())
         self._phase = Phase.RUNNING
         self._exits: dict[int, WorkerExit] = {}
         self._requests: dict[str, Stop] = {}  # by level: `stop` or `warning`
         self._returned: tuple[Place, ...] = ()  # agents that came back, for which a new round has to start
         self._verdict: RoundVerdict | None = None
-        self._cut_off = False  # whether the others may continue without this agent
         self._over = False
         self._next_lease_look = 0.0
         self._leader_lost: tuple[str, float] | None = None  # the reason, and when to decide about it
@@ -363,8 +352,8 @@ class Supervisor:
     def _receive_verdict(self, verdict: RoundVerdict, now: float) -> None:
         if self._verdict is not None:
             return
-        self._verdict, self._cut_off = verdict, may_be_cut_off(verdict, self._least)
-        if verdict.failure.member == self._own.index and not self._cut_off:
+        self._verdict = verdict
+        if verdict.failure.member == self._own.index and not may_be_cut_off(verdict, self._plan.least_agents):
             self._write_verdict(verdict)
         if self._phase is Phase.ENDED:
             return
@@ -389,14 +378,9 @@ class Supervisor:
             failure = self._failure(RoundEnd.LOST_NODE, fault, lost=(leader.index,))
         else:
             failure = self._failure(RoundEnd.KILLED, fault, listens=False, exit_code=128 + ended_by)
-        verdict = judge(
-            failure, self._history, stopping=self._ending, least=self._least,
-            members=len(self._rendezvous.members) + len(self._rendezvous.spares),
-            max_restarts=self._plan.launch.max_restarts,
-            saved=lambda: None if self._plan.program_resumes else False,  # all agents decide the same
-            has_checkpoint=lambda: has_checkpoint(self._plan),
-        )  # fmt: skip
-        self._receive_verdict(verdict, now)
+        members = len(self._rendezvous.members) + len(self._rendezvous.spares)
+        # Without the time at which the round began, all agents decide the same
+        self._receive_verdict(judge(failure, self._history, self._plan, stopping=self._ending, members=members), now)
 
     def _write_verdict(self, verdict: RoundVerdict) -> None:
         # Only the agent that saw the failure first calls it
@@ -473,7 +457,7 @@ class Supervisor:
             planned = verdict.failure.kind is RoundEnd.REGROUP
             return policy.NextRound(history, verdict.failure.lost, self._rendezvous.spares, planned)
         ours, event = verdict.failure.member == self._own.index, verdict.event
-        suspended = event if self._cut_off and isinstance(event, Fault) else None
+        suspended = event if isinstance(event, Fault) and may_be_cut_off(verdict, self._plan.least_agents) else None
         raise policy.AttemptFailed(event, verdict.exit_code, ours=ours, decides=ours, suspended=suspended)
 
 

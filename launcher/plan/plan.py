@@ -227,6 +227,11 @@ class JobPlan(Struct):
         return self.procs_per_node if self.launch.mode == LaunchMode.tasks.value else 1
 
     @property
+    def least_agents(self) -> int:
+        """The number of agents without which a round does not start."""
+        return self.min_nodes * self.tasks_per_node
+
+    @property
     def cpus_per_node(self) -> int:
         return self.procs_per_node * self.cpus_per_proc
 

@@ -13,20 +13,20 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from launcher.agent import leader_connection
-from launcher.agent.failure_detector import RoundLimits
 from launcher.agent.leader_connection import AskedToStop, AttemptOver, LeaderConnection, NobodyLeads, Overtaken, Signals
 from launcher.agent.policy import History, NextStep, RoundEnd, RoundFailure, RoundVerdict
 from launcher.failures.codes import FaultCode
 from launcher.rendezvous import rounds as files_of_rounds
 from launcher.rendezvous.rounds import Arrivals, LeaderLost, Member, Rendezvous, RendezvousError, Rounds
 from launcher.rendezvous.signed_channel import ChannelError
+from launcher.runs.directory import Attempt
 from launcher.runs.events import Fault, Place
-from launcher.worker.hang_diagnosis import Blamed
+from tests.unit.plans import bare_plan, with_fields
 
 LOW = random.randrange(20000, 28000)  # so that two test runs on one machine rarely meet on a port
 ENOUGH = 60.0  # seconds in which what is to happen has happened, on any machine; nobody waits for it
@@ -50,12 +50,14 @@ def make(tmp_path: Path) -> Iterator[Make]:
         most: int | None = None,
     ) -> LeaderConnection:  # fmt: skip
         places = [Place(host=f"node{number}", node=number) for number in range(size)]
+        plan = bare_plan(
+            nodes=size, min_nodes=least, spares=0 if most is None else size - most,
+            launch={"heartbeat": heartbeat, "rendezvous_timeout": join}, cluster={"port_range": (LOW, LOW + 2000)},
+        )  # fmt: skip
         connection = LeaderConnection(
-            Member(index, index, places[index].host, 1), attempt=tmp_path,
-            limits=RoundLimits(least, None, None, None, None, heartbeat, 3, most=most), places=places,
-            hosts=["localhost"] * size,
-            secret=b"the run's", key=key, port_range=(LOW, LOW + 2000), join_timeout=join, signals=FakeSignals(),
-            blame=lambda _: Blamed((), ""),
+            Member(index, index, places[index].host, 1), plan=plan,
+            attempt=cast(Attempt, SimpleNamespace(path=tmp_path, logs=tmp_path)), places=places,
+            hosts=["localhost"] * size, secret=b"the run's", key=key, signals=FakeSignals(),
         )  # fmt: skip
         made.append(connection)
         return connection
@@ -525,7 +527,7 @@ def test_rounds_that_cannot_be_read_at_all_end_the_wait(make: Make, monkeypatch:
     monkeypatch.setattr(leader_connection, "LOOK", 0.01)
     agent = make(0, size=1, least=1)
     met(agent)
-    agent._join_timeout = 0.05
+    agent._plan = with_fields(agent._plan, launch={"rendezvous_timeout": 0.05})
     FlakyFolder(monkeypatch, "1.json", 10**9)
     with pytest.raises(RendezvousError, match=r"node0: cannot read the rounds of this attempt: .*1\.json") as error:
         agent.begun(1)
@@ -608,6 +610,7 @@ def test_a_claim_without_an_answer_is_tried_again(make: Make, monkeypatch: pytes
     monkeypatch.setattr(files_of_rounds.os, "link", link)
     with monkeypatch.context() as patch:
         patch.setattr(agent, "_hub", SimpleNamespace(port=1))
+        patch.setattr(agent, "coordinator", SimpleNamespace())
         assert agent._claim(1, [agent.own]) is None
     assert tries == 2
     latest = agent._rounds.latest()
@@ -633,7 +636,7 @@ def test_who_waits_for_a_leader_that_is_silent_does_not_count_the_attempt_as_don
     def time_of(number: int) -> int:
         if time.monotonic() - began < 1.0:  # for longer than a silent leader has
             raise OSError(errno.EIO, "Input/output error")
-        (agent._exit_code).write_text("0")
+        (agent._attempt.path / "exit_code").write_text("0")
         return real(number)
 
     monkeypatch.setattr(agent._rounds, "time_of", time_of)
@@ -649,6 +652,7 @@ def test_a_round_whose_time_cannot_be_read_is_still_ours(make: Make, monkeypatch
     monkeypatch.setattr(agent._rounds, "time_of", unreadable)
     with monkeypatch.context() as patch:
         patch.setattr(agent, "_hub", SimpleNamespace(port=1))
+        patch.setattr(agent, "coordinator", SimpleNamespace())
         assert agent._claim(1, [agent.own]) is None
     assert agent._rounds.begun(1)
 

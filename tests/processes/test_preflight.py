@@ -22,7 +22,6 @@ from torch.distributed import TCPStore
 from launcher import Env, errors
 from launcher.agent import preflight as attempt
 from launcher.agent import preflight_checks as checks
-from launcher.agent.failure_detector import RoundLimits
 from launcher.agent.leader_connection import LeaderConnection, Signals
 from launcher.agent.preflight import Preflight
 from launcher.agent.preflight_checks import CheckProblem, check
@@ -31,7 +30,6 @@ from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Member
 from launcher.runs import directory
 from launcher.runs.events import Observation, Place
-from launcher.worker.hang_diagnosis import Blamed
 from tests.markers import ci
 from tests.processes.workload_ranks import _context, run_ranks
 from tests.unit.plans import bare_plan
@@ -166,12 +164,13 @@ def _connection(
     index: int, members: Sequence[Member], folder: Path, least: int, heartbeat: float = 60
 ) -> LeaderConnection:
     return LeaderConnection(
-        members[index], attempt=folder / "attempts" / "0",
-        limits=RoundLimits(least, None, None, None, None, heartbeat, 3),
+        members[index], attempt=directory.Attempt(directory.Run(folder), 0),
+        plan=bare_plan(
+            nodes=len(members), min_nodes=least, launch={"heartbeat": heartbeat, "rendezvous_timeout": 60},
+            cluster={"port_range": (20000, 32767)},
+        ),
         places=[Place(host=f"node{member.index}", node=member.node_rank) for member in members],
-        hosts=["localhost"] * len(members), secret=b"secret",
-        key=str(folder), port_range=(20000, 32767), join_timeout=60, signals=Signals(),
-        blame=lambda _: Blamed((), ""),
+        hosts=["localhost"] * len(members), secret=b"secret", key=str(folder), signals=Signals(),
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,30 +13,38 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher import io_bounds
-from launcher.agent.failure_detector import LEAVE_TIMEOUT, STACKS, AgentState, RoundLimits
+from launcher.agent import policy
+from launcher.agent.failure_detector import LEAVE_TIMEOUT, STACKS, AgentState
 from launcher.agent.leader import Coordinator
 from launcher.agent.policy import History, NextStep, RoundEnd, RoundFailure, RoundVerdict, judge, may_be_cut_off
 from launcher.failures.codes import FaultCode
 from launcher.files.json_types import as_json, from_json
+from launcher.plan.plan import PILOT_ENTRY, JobPlan
 from launcher.rendezvous.rounds import Arrivals, Member
 from launcher.rendezvous.signed_channel import encode
 from launcher.runs import event_files
 from launcher.runs.events import Accused, Fault, Place
 from launcher.worker.hang_diagnosis import Blamed
+from tests.unit.plans import bare_plan
 
 HEARTBEAT = 10.0
-LIMITS = RoundLimits(
-    least=2, rendezvous_timeout=60, start_timeout=300, idle_timeout=900, hang_timeout=30, heartbeat=HEARTBEAT,
-    max_restarts=3, stacks_in="/run/logs",
-)  # fmt: skip
+LAUNCH = {
+    "rendezvous_timeout": 60, "start_timeout": 300, "idle_timeout": 900, "hang_timeout": 30, "heartbeat": HEARTBEAT,
+    "max_restarts": 3,
+}  # fmt: skip
 EVERYBODY = object()
+
+
+def plan_for(size: int = 3, least: int = 2, most: int | None = None, **fields: Any) -> JobPlan:
+    return bare_plan(**{
+        "nodes": size, "min_nodes": least, "spares": 0 if most is None else size - most, "launch": LAUNCH, **fields
+    })  # fmt: skip
 
 
 class Cluster:
     """A coordinator, its agents, and what it has sent to each of them."""
 
-    def __init__(self, size: int = 3, **limits: Any) -> None:
-        values = {**vars(LIMITS), **limits}
+    def __init__(self, size: int = 3, *, least: int = 2, most: int | None = None, independent: bool = False) -> None:
         self.size, self.now = size, 100.0
         self.members = [Member(index, index, f"node{index}", 1) for index in range(size)]
         self.claims: list[tuple[int, list[int]]] = []
@@ -43,18 +52,12 @@ class Cluster:
         self.blamed = blamed(1)
         self.reports: list[Mapping[str, Any]] = []
         self.sent: list[tuple[int, dict[str, Any]]] = []
-        self.saved: bool | None = False  # whether the program has saved something in this round
-        self.looked = 0  # how often the leader looked whether it has
         places = [Place(host=f"node{index}", node=index) for index in range(size)]
         self.coordinator = Coordinator(
-            RoundLimits(**values),
-            places, self.members[0], claim=self._claim, listen=lambda _: 29500, blame=self._blame,
-            saved=self._saved,
+            plan_for(size, least, most, **({"workload": {"entry": PILOT_ENTRY}} if independent else {})),
+            Path("/run/logs"), places, self.members[0],
+            claim=self._claim, listen=lambda _: 29500, blame=self._blame,
         )  # fmt: skip
-
-    def _saved(self) -> bool | None:
-        self.looked += 1
-        return self.saved
 
     def _claim(self, number: int, members: Iterable[Member]) -> Fault | None:
         if self.against is None:
@@ -275,22 +278,24 @@ def test_what_is_done_about_a_failure(kind: str, values: dict[str, Any], then: s
     ],
 )
 def test_the_leader_alone_looks_what_a_program_has_saved_and_only_if_the_verdict_depends_on_it(
-    kind: str, values: dict[str, Any], saved: bool | None, then: str, looks: int
+    kind: str, values: dict[str, Any], saved: bool | None, then: str, looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    looked: list[int | None] = []
+    monkeypatch.setattr(policy, "has_saved", lambda _, since: looked.append(since) or saved)  # type: ignore[func-returns-value]
     cluster = Cluster().begin()
-    cluster.saved = saved
+    cluster.coordinator.began = 7
     cluster.fail(1, kind, **values)
-    assert (cluster.one("verdict")["then"], cluster.looked) == (then, looks)
+    assert (cluster.one("verdict")["then"], looked) == (then, [7] * looks)
 
 
 @pytest.mark.parametrize(("saved", "end"), [(None, "resume"), (False, "fail")])
-def test_a_program_is_not_given_up_because_its_saves_cannot_be_seen(saved: bool | None, end: str) -> None:
+def test_a_program_is_not_given_up_because_its_saves_cannot_be_seen(
+    saved: bool | None, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "has_saved", lambda *_: saved)
     history, found = History(), []
     while not found or found[-1] == "restart":
-        verdict = judge(
-            failed(1, "killed", step=-1), history, stopping=False, members=3, least=2, max_restarts=3,
-            saved=lambda: saved,
-        )  # fmt: skip
+        verdict = judge(failed(1, "killed", step=-1), history, plan_for(), stopping=False, members=3)
         found.append(verdict.then.value)
         history = verdict.history
     assert found == ["restart"] * 3 + [end]
@@ -351,14 +356,15 @@ def test_a_stop_request_makes_a_failure_resumable() -> None:
 
 def test_restarts_that_bring_nothing_end_and_say_how_many_they_were() -> None:
     history = History(round=1, best=5, tried=1)
-    verdict = judge(failed(1, "killed"), history, stopping=False, members=3, least=2, max_restarts=1)
+    plan = plan_for(launch={**LAUNCH, "max_restarts": 1})
+    verdict = judge(failed(1, "killed"), history, plan, stopping=False, members=3)
     assert (verdict.then, verdict.history) == (NextStep.FAIL, history)
     assert verdict.failure.fault.message.endswith("; 1 restart got no further (launch.max_restarts=1)")
 
 
 @pytest.mark.parametrize("kind", ["killed", "left", "regroup", "lost node"])
 def test_a_verdict_arrives_as_it_was_sent(kind: str) -> None:
-    verdict = judge(failed(1, kind, lost=[2]), History(), stopping=False, members=3, least=2, max_restarts=3)
+    verdict = judge(failed(1, kind, lost=[2]), History(), plan_for(), stopping=False, members=3)
     assert from_json(json.loads(json.dumps(as_json(verdict, defaults=False))), RoundVerdict) == verdict
 
 
@@ -1107,7 +1113,7 @@ def test_the_work_per_message_does_not_grow_with_the_number_of_agents(monkeypatc
 
 
 def test_messages_and_events_about_32768_ranks_are_within_their_bounds() -> None:
-    cluster = Cluster(4096, rendezvous_timeout=60)
+    cluster = Cluster(4096)
     cluster.members = [Member(i, i, f"a-long-name-of-node{i}.site.example", 8, 0, "10.100.100.100", "10.100.100.101")
                        for i in range(4096)]  # fmt: skip
     cluster.gather()

@@ -6,17 +6,17 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.agent.failure_detector import RoundLimits
 from launcher.agent.leader import Coordinator
 from launcher.agent.policy import History
 from launcher.rendezvous.rounds import Member
-from launcher.worker import hang_diagnosis
+from launcher.runs.events import Place
 from launcher.worker.heartbeat import Pulse
 from launcher.worker.stop_agreement import (
     MOST_AHEAD,
@@ -33,6 +33,7 @@ from launcher.worker.stop_agreement import (
     joined,
     margin,
 )
+from tests.unit.plans import bare_plan
 
 TERM = Want(Cause.TERM, 3)
 
@@ -126,9 +127,9 @@ def test_agents_whose_ranks_have_ended_are_not_waited_for() -> None:
 
 def test_the_coordinator_passes_on_what_the_leader_of_the_agreement_says() -> None:
     members = [Member(index, index, f"node{index}", 1) for index in (0, 1)]
-    limits = RoundLimits(1, None, None, None, None, heartbeat=30.0, max_restarts=0)
+    places = [Place(host=member.host, node=member.node_rank) for member in members]
     coordinator = Coordinator(
-        limits, ["node0", "node1"], members[0], claim=lambda *_: None, listen=lambda _: 1, blame=hang_diagnosis.blame
+        bare_plan(nodes=2, min_nodes=1), Path(), places, members[0], claim=lambda *_: None, listen=lambda _: 1
     )
     coordinator.gather(History(), [0, 1], timeout=10.0, now=0.0)
     coordinator.receive(1, {"type": "hello", "member": astuple(members[1])}, 0.0)

@@ -14,12 +14,12 @@ from typing import Any, cast
 import pytest
 
 from launcher import errors
-from launcher.agent.failure_detector import STACKS, RoundLimits
+from launcher.agent.failure_detector import STACKS
 from launcher.agent.leader import Coordinator
 from launcher.agent.leader_connection import Signals
 from launcher.agent.policy import AttemptFailed, Done, History, NextRound
 from launcher.agent.rank_watch import AgentContext
-from launcher.agent.supervisor import ALONE, AT_LIMIT, DECIDED, DIES, FREES, LATE, TICK, Supervisor, has_checkpoint
+from launcher.agent.supervisor import ALONE, AT_LIMIT, DECIDED, DIES, FREES, LATE, TICK, Supervisor
 from launcher.agent.workers import WorkerExit
 from launcher.attach import RequestHandler
 from launcher.failures.codes import FaultCode, StopReason
@@ -171,7 +171,7 @@ class Job:
     ) -> None:  # fmt: skip
         launch = {
             "heartbeat": HEARTBEAT, "grace": GRACE, "hang_timeout": HANG, "start_timeout": 300, "idle_timeout": 900,
-            "max_restarts": 3, **fields.pop("launch", {}),
+            "rendezvous_timeout": 60, "max_restarts": 3, **fields.pop("launch", {}),
         }  # fmt: skip
         values = {"nodes": agents, "min_nodes": 1, "run_dir": str(folder), "launch": launch}
         self.plan: JobPlan = bare_plan(**{**values, **fields})
@@ -179,20 +179,10 @@ class Job:
         self.members = [Member(index, index, f"node{index}", ranks) for index in range(agents)]
         self.blamed = Blamed((Accused(host="node0", rank=1),), "is stopped (state T)", step=5)
         self.agents: list[Agent] = []
-        plan = self.plan
-        limits = RoundLimits(
-            plan.min_nodes,
-            60,
-            plan.launch.start_timeout,
-            plan.launch.idle_timeout,
-            plan.launch.hang_timeout,
-            HEARTBEAT,
-            plan.launch.max_restarts,
-        )
         places = [Place(host=f"node{index}", node=index) for index in range(agents)]
         self.coordinator = Coordinator(
-            limits, places, self.members[0], claim=lambda *_: None, listen=lambda _: 1, blame=lambda _: self.blamed,
-            has_checkpoint=lambda: has_checkpoint(plan),
+            self.plan, folder, places, self.members[0], claim=lambda *_: None, listen=lambda _: 1,
+            blame=lambda _: self.blamed,
         )  # fmt: skip
         history = history or History()
         self.attempt = directory.Attempt(directory.Run(folder), 0)

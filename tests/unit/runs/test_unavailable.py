@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from launcher import errors
-from launcher.agent import attempt as agent
+from launcher.agent.policy import has_saved
 from launcher.cli import wait
 from launcher.cli.status import Rows
 from launcher.config.schema import Program
@@ -208,12 +208,12 @@ def test_saves_that_cannot_be_looked_at_do_not_count_as_none(
     (folder / "a.pt").touch()
     plan = with_fields(plan, checkpoint={"dir": str(folder)}, workdir=str(tmp_path))
     assert user_checkpoints.newest(plan) > 0
-    assert agent.saved(plan, 5) is True
-    assert agent.saved(plan, 1 << 62) is False
+    assert has_saved(plan, 5) is True
+    assert has_saved(plan, 1 << 62) is False
     server.fail("checkpoints")
     with pytest.raises(OSError, match="Input/output error"):
         user_checkpoints.newest(plan)
-    assert agent.saved(plan, 5) is None
+    assert has_saved(plan, 5) is None
 
 
 # -- runs that wait for others
