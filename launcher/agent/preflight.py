@@ -81,11 +81,8 @@ def decide(
         failure = f"preflight: {lost_others}: {symptoms[0].found.text}"
         return PreflightVerdict(PreflightThen.FAIL, warnings=warnings, failure=failure)
     text = f"reported nothing within {timeout:g} s: does a device or a file system hang there?"
-    silent = events.Observation(text)
-    bad = tuple(
-        events.NodeFinding(node.name, node.host, SILENT, silent) if check is None else _finding(node, check)
-        for node, check in found.items()
-    )
+    silent = NodeCheck(SILENT, CheckLevel.FAILED, text)
+    bad = tuple(_finding(node, check or silent) for node, check in found.items())
     lost = tuple(index for node in found for index in node.members)
     shown = _shown(bad)
     left = sum(len(node.members) for node in nodes) - len(lost)
@@ -118,7 +115,7 @@ def _shown(findings: Sequence[events.NodeFinding]) -> tuple[events.NodeFinding, 
 
 
 def _finding(node: CheckedNode, check: NodeCheck) -> events.NodeFinding:
-    return events.NodeFinding(node.name, node.host, check.name, check.found)
+    return events.NodeFinding(node.name, node.host, check.name, events.Observation(check.found))
 
 
 def blame(
@@ -302,9 +299,8 @@ class Preflight:
     def _without_leader(self, error: str) -> PreflightVerdict:
         leader = self._rendezvous.members[0]
         node = next(node for node in self._nodes if leader.index in node.members)
-        found = events.Observation(f"it leads the agents, and does not respond: {error}")
-        bad = (events.NodeFinding(node.name, node.host, LEADER, found),)
-        return PreflightVerdict(PreflightThen.WITHOUT, bad, node.members)
+        lost = NodeCheck(LEADER, found=f"it leads the agents, and does not respond: {error}")
+        return PreflightVerdict(PreflightThen.WITHOUT, (_finding(node, lost),), node.members)
 
     # -- reporting
 
@@ -312,7 +308,10 @@ class Preflight:
         self._events(events.NodeChecked(
             round=self._round, host=self._own.host, node=self._own.node_rank,
             fine=self._own.index not in verdict.lost, seconds=round(seconds, 3),
-            checks=tuple(events.CheckEnded(each.name, each.level.value, each.found, each.ms) for each in found),
+            checks=tuple(
+                events.CheckEnded(each.name, each.level.value, events.Observation(each.found), each.ms)
+                for each in found
+            ),
         ))  # fmt: skip
         if not first:
             return
@@ -331,11 +330,9 @@ def _died(part: str, ended: WorkerExit) -> NodeCheck:
     how = f"was killed by {signal_name(-ended.code)}" if ended.code < 0 else f"ended with exit code {ended.code}"
     text = f"local rank {ended.place} {how}"
     if part == ALONE_PART:
-        found = events.Observation(f"{text} during the checks of this node alone")
-        return NodeCheck("device", CheckLevel.FAILED, found)
+        return NodeCheck("device", CheckLevel.FAILED, f"{text} during the checks of this node alone")
     aborted = ended.code == -signal.SIGABRT  # as NCCL does on a timeout
-    found = events.Observation(f"{text} in an all_reduce")
-    return NodeCheck("all_reduce", CheckLevel.FAILED, found, symptom=aborted)
+    return NodeCheck("all_reduce", CheckLevel.FAILED, f"{text} in an all_reduce", symptom=aborted)
 
 
 def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) -> list[CheckedNode]:

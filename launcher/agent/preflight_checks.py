@@ -33,7 +33,6 @@ from launcher.failures.error_patterns import LOST_PEER
 from launcher.formatting import format_size, plural
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Placement, Rendezvous, listen_on
-from launcher.runs.events import NOTHING, Observation
 from launcher.worker import devices, exit_report, process_group, user_script
 
 MIB = 2**20
@@ -59,7 +58,7 @@ class CheckLevel(str, Enum):
 class NodeCheck:
     name: str  # device, space, run_dir, clock, all_reduce, fabric or reach
     level: CheckLevel = CheckLevel.FINE
-    found: Observation = NOTHING  # what is wrong or, for a check that is fine, what was measured
+    found: str = ""  # what is wrong or, for a check that is fine, what was measured
     ms: float = 0.0  # duration in milliseconds
     # the ranks (for all_reduce) or the indices of the agents (for run_dir and reach) that seem to be the cause
     accused: tuple[int, ...] = ()
@@ -71,13 +70,13 @@ class CheckProblem(Exception):
     """A check has failed, or warns. The attributes are fields of the `NodeCheck` that the caller makes from it."""
 
     def __init__(
-        self, found: Observation, level: CheckLevel = CheckLevel.FAILED, accused: Sequence[int] = (), looked: int = 0
+        self, found: str, level: CheckLevel = CheckLevel.FAILED, accused: Sequence[int] = (), looked: int = 0
     ) -> None:
         super().__init__(found)
         self.found, self.level, self.accused, self.looked = found, level, tuple(accused), looked
 
 
-def check(name: str, look: Callable[[], Observation]) -> NodeCheck:
+def check(name: str, look: Callable[[], str]) -> NodeCheck:
     """Runs a check (returns what it measured, or raises CheckProblem) with its duration; other errors fail it too."""
     began = time.monotonic()
     try:
@@ -85,8 +84,7 @@ def check(name: str, look: Callable[[], Observation]) -> NodeCheck:
     except CheckProblem as problem:
         outcome = NodeCheck(name, problem.level, problem.found, accused=problem.accused, looked=problem.looked)
     except Exception as error:  # drivers and file systems raise anything
-        message = str(error).strip().partition("\n")[0] or type(error).__name__
-        found = Observation(message)
+        found = str(error).strip().partition("\n")[0] or type(error).__name__
         outcome = NodeCheck(name, CheckLevel.FAILED, found, symptom=bool(_SYMPTOM.search(str(error))))
     return replace(outcome, ms=round(1000 * (time.monotonic() - began), 1))
 
@@ -100,7 +98,7 @@ def require_devices(plan: JobPlan, there: int) -> None:
     if there < wanted:
         asked = f"gpus_per_node={plan.gpus_per_node} asks for {max(plan.gpus_per_node, 1)}"
         look = "see what `nvidia-smi` (`rocm-smi`, `xpu-smi`) says there"
-        raise CheckProblem(Observation(f"torch sees {plural(there, 'GPU')}, and {asked}: {look}"))
+        raise CheckProblem(f"torch sees {plural(there, 'GPU')}, and {asked}: {look}")
 
 
 def device(plan: JobPlan, local_rank: int) -> torch.device:
@@ -111,7 +109,7 @@ def device(plan: JobPlan, local_rank: int) -> torch.device:
     return torch.device(seen.kind, local_rank % count) if count else torch.device("cpu")
 
 
-def compute(where: torch.device) -> Observation:
+def compute(where: torch.device) -> str:
     """Multiplies matrices of small integers on a device, which is exact in any format; returns its name."""
     if (there := devices.module(where)) is not None:
         there.set_device(where)
@@ -122,46 +120,44 @@ def compute(where: torch.device) -> Observation:
     product = (left.to(where, torch.float32) @ right.to(where, torch.float32)).cpu().double()
     if wrong := int((product != known).sum()):
         elements = f"{wrong} of {SIDE * SIDE} elements of a product of matrices"
-        raise CheckProblem(Observation(f"{where} computes wrong: {elements}; replace it"))
+        raise CheckProblem(f"{where} computes wrong: {elements}; replace it")
     if memory is not None and memory[1] - memory[0] > BUSY * memory[1]:
         used = f"{(memory[1] - memory[0]) / 2**30:.1f} of {memory[1] / 2**30:.0f} GiB"
         text = f"{used} of the memory of {where} are in use: is a process of another job still running there?"
-        raise CheckProblem(Observation(text), CheckLevel.WARNING)
-    return Observation(devices.name(where) or "cpu")
+        raise CheckProblem(text, CheckLevel.WARNING)
+    return devices.name(where) or "cpu"
 
 
-def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> Observation:
+def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> str:
     """Returns NCCL's network; CheckProblem: it is not what `cluster.expects` says."""
     found = devices.read_nccl_log(log)
     if wrong := devices.network_mismatch(found, expects):
-        raise CheckProblem(Observation(wrong))
-    return Observation(found.text if found is not None else "NCCL wrote no log")
+        raise CheckProblem(wrong)
+    return found.text if found is not None else "NCCL wrote no log"
 
 
-def judge_space(key: str, folder: str, free: int, files: int, least: int, enough: int) -> Observation:
+def judge_space(key: str, folder: str, free: int, files: int, least: int, enough: int) -> str:
     """Returns the free space of a directory. Raises CheckProblem: there is less than `least` or `enough`.
 
     key: config key or variable to set if there is too little. files: that can still be created; -1: not counted.
     """
     has, other = f"{folder} has {free / MIB:,.0f} MiB free", f"or set {key} to another file system"
     if 0 <= files < 10:
-        few = f"{folder} has room for only {files} more files (inodes): remove some, {other}"
-        raise CheckProblem(Observation(few))
+        raise CheckProblem(f"{folder} has room for only {files} more files (inodes): remove some, {other}")
     if free < least:
-        little = f"{has}, less than {format_size(least)}: free some, {other}"
-        raise CheckProblem(Observation(little))
+        raise CheckProblem(f"{has}, less than {format_size(least)}: free some, {other}")
     if free < enough:
-        raise CheckProblem(Observation(f"{has}: free some, {other}"), CheckLevel.WARNING)
-    return Observation(has)
+        raise CheckProblem(f"{has}: free some, {other}", CheckLevel.WARNING)
+    return has
 
 
-def space(key: str, folder: Path, least: int, enough: int) -> Observation:
+def space(key: str, folder: Path, least: int, enough: int) -> str:
     """Returns the free space of a directory, or of its nearest parent, if it can be written to; as `judge_space`."""
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent
     if not there.is_dir():
-        raise CheckProblem(Observation(f"{there} is no folder: set {key} to one"))
+        raise CheckProblem(f"{there} is no folder: set {key} to one")
     try:
         with tempfile.NamedTemporaryFile(dir=there, prefix=".preflight-") as file:
             file.write(bytes(WRITTEN))
@@ -173,22 +169,21 @@ def space(key: str, folder: Path, least: int, enough: int) -> Observation:
     return judge_space(key, str(there), has.f_bavail * has.f_frsize, has.f_favail if has.f_files else -1, least, enough)
 
 
-def _not_written(error: OSError, folder: Path, key: str) -> Observation:
+def _not_written(error: OSError, folder: Path, key: str) -> str:
     # Returns why a file could not be written to a directory that the user sets with `key`
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     why = "its file system is full" if full else error.strerror or str(error)
-    return Observation(f"{folder} cannot be written to ({why}): set {key} to a folder that can")
+    return f"{folder} cannot be written to ({why}): set {key} to a folder that can"
 
 
-def temporary() -> Observation:
+def temporary() -> str:
     folder = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  # tempfile would silently choose another folder
     if not folder.is_dir():
-        text = f"TMPDIR={folder} is not there: make it in cluster.setup, or set it in cluster.environment"
-        raise CheckProblem(Observation(text))
+        raise CheckProblem(f"TMPDIR={folder} is not there: make it in cluster.setup, or set it in cluster.environment")
     return space("TMPDIR (cluster.environment)", folder, LEAST_TMP, ENOUGH_TMP)
 
 
-def shared_memory(ranks: int) -> Observation:
+def shared_memory(ranks: int) -> str:
     has = os.statvfs(SHM)
     return judge_space(
         "a container's --shm-size", str(SHM), has.f_bavail * has.f_frsize, -1, LEAST_SHM, ENOUGH_SHM * ranks
@@ -204,7 +199,7 @@ def newest_checkpoint(plan: JobPlan) -> int:
     return 0
 
 
-def write_mine(folder: Path, index: int, text: str) -> Observation:
+def write_mine(folder: Path, index: int, text: str) -> str:
     """Writes this agent's file `member-INDEX`, for other nodes, to the attempt's private directory `preflight`."""
     path = folder / f"member-{index}"
     try:
@@ -217,21 +212,20 @@ def write_mine(folder: Path, index: int, text: str) -> Observation:
     except OSError as error:
         raise CheckProblem(_not_written(error, folder, "runs_dir")) from None
     judge_owner(path, status.st_uid, os.getuid(), status.st_mode)
-    return Observation(f"{path} written")
+    return f"{path} written"
 
 
 def judge_owner(path: Path, owner: int, me: int, mode: int) -> None:
     """Raises CheckProblem for a file of mode 0600 that has another owner now (mapped ids) or is writable by others."""
     if owner != me:
         maps = "its file system maps user ids (as NFS's all_squash does); set runs_dir to another file system"
-        text = f"{path} was made by user {me} and belongs to user {owner}: {maps}"
-        raise CheckProblem(Observation(text))
+        raise CheckProblem(f"{path} was made by user {me} and belongs to user {owner}: {maps}")
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        text = f"{path} has mode {stat.S_IMODE(mode):o} and was made with 600: set runs_dir to another file system"
-        raise CheckProblem(Observation(text))
+        is_open = f"{path} has mode {stat.S_IMODE(mode):o} and was made with 600"
+        raise CheckProblem(f"{is_open}: set runs_dir to another file system")
 
 
-def see(folder: Path, texts: Mapping[int, str], timeout: float) -> Observation:
+def see(folder: Path, texts: Mapping[int, str], timeout: float) -> str:
     """Waits until other agents' files have these texts, by index; CheckProblem: accuses agents whose file has not."""
     deadline, left = time.monotonic() + timeout, dict(texts)
     while True:
@@ -240,11 +234,11 @@ def see(folder: Path, texts: Mapping[int, str], timeout: float) -> Observation:
                 if (folder / f"member-{index}").read_text() == left[index]:
                     del left[index]
         if not left:
-            return Observation(f"{plural(len(texts), 'file')} of other nodes seen")
+            return f"{plural(len(texts), 'file')} of other nodes seen"
         if time.monotonic() > deadline:
             asks = "is it on a file system that all nodes share? Set runs_dir to one"
             text = f"{folder} does not show what other nodes write within {timeout:g} s: {asks}"
-            raise CheckProblem(Observation(text), accused=sorted(left), looked=len(texts))
+            raise CheckProblem(text, accused=sorted(left), looked=len(texts))
         os.scandir(folder).close()  # refreshes NFS's cache
         time.sleep(0.05)
 
@@ -263,7 +257,7 @@ def offset(mine: Sequence[tuple[float, float]], theirs: Sequence[float]) -> tupl
     return (before + after) / 2 - then, (after - before) / 2
 
 
-def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> Observation:
+def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> str:
     """Returns by how much this node's clock is ahead of the first node's, from one process of each node.
 
     In each round all nodes send a request and wait. The first node reads its clock when the last request has arrived,
@@ -284,17 +278,17 @@ def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> Observation
     return judge_clock(0.0 if first else ahead, error)
 
 
-def judge_clock(ahead: float, error: float) -> Observation:
+def judge_clock(ahead: float, error: float) -> str:
     """Returns by how much this node's clock is ahead of the first one's; a WARNING, as nothing compares two clocks."""
     way = "ahead of" if ahead > 0 else "behind"
     text = f"its clock is {abs(ahead):.3f} s {way} the first node's (± {error:.3f} s)"
     if abs(ahead) > SKEW + error:
         text += ": have the nodes' clocks synchronised; times in its records are wrong"
-        raise CheckProblem(Observation(text), CheckLevel.WARNING)
-    return Observation(text)
+        raise CheckProblem(text, CheckLevel.WARNING)
+    return text
 
 
-def reduce_together(rank: int, world_size: int, where: torch.device) -> Observation:
+def reduce_together(rank: int, world_size: int, where: torch.device) -> str:
     """Makes an all_reduce with all ranks; returns its bytes and seconds.
 
     Element i is a number on rank (i modulo world size) and 0 on all others: sums are exact in float32 in any order, and
@@ -314,10 +308,10 @@ def reduce_together(rank: int, world_size: int, where: torch.device) -> Observat
         accused = torch.unique(wrong % world_size).tolist()
         ranks = ", ".join(map(str, accused[:MOST_RANKS]))
         text = f"an all_reduce of {len(places)} elements came out wrong in {len(wrong)} of them (from rank {ranks})"
-        found = Observation(f"{text}: test its network card and memory")
-        raise CheckProblem(found, accused=accused if len(accused) <= MOST_SENDERS else ())
+        text += ": test its network card and memory"
+        raise CheckProblem(text, accused=accused if len(accused) <= MOST_SENDERS else ())
     size = f"{len(places) * 4 // 1024} KiB over {plural(world_size, 'rank')}"
-    return Observation(f"{size} in {seconds * 1000:.2f} ms")
+    return f"{size} in {seconds * 1000:.2f} ms"
 
 
 def open_port(interface: str) -> tuple[socket.socket | None, str]:
@@ -329,7 +323,7 @@ def open_port(interface: str) -> tuple[socket.socket | None, str]:
     return None, ""
 
 
-def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> Observation:
+def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> str:
     """Connects to `ADDRESS PORT` (empty: none is open) of each other node; CheckProblem: accuses those not reached."""
 
     def call(text: str) -> str | None:
@@ -344,13 +338,13 @@ def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> Observation
         errors = zip(addresses, pool.map(call, addresses.values()), strict=True)
         failed = {index: error for index, error in errors if error is not None}
     if not failed:
-        return Observation(f"{len(addresses)} other nodes reached")
+        return f"{len(addresses)} other nodes reached"
     first = next(iter(failed))
     others = names[first] + (f" and {len(failed) - 1} more" if len(failed) > 1 else "")
     why = f"({failed[first]}) at {addresses[first]}" if addresses[first] else "(it has opened no port)"
     asks = "is there a firewall between the nodes, or the wrong cluster.interface?"
     text = f"from {socket.gethostname()} {others} cannot be reached {why}: {asks}"
-    raise CheckProblem(Observation(text), accused=sorted(failed), looked=len(addresses))
+    raise CheckProblem(text, accused=sorted(failed), looked=len(addresses))
 
 
 STORE = 30.0  # timeout of operations on the store, in seconds
@@ -381,7 +375,7 @@ def cannot_start(number: int, message: str, folder: Path) -> NodeCheck:
     """Returns the failed check of a node that could not start the ranks of its preflight (errno, message)."""
     error = OSError(number, os.strerror(number))
     if isinstance(error, BlockingIOError) or number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-        return NodeCheck("device", CheckLevel.FAILED, Observation(message))
+        return NodeCheck("device", CheckLevel.FAILED, message)
     return NodeCheck("run_dir", CheckLevel.FAILED, _not_written(error, folder, "runs_dir"))
 
 
@@ -432,7 +426,7 @@ class RankChecks:
         """Returns the results of the second part, with all ranks: clocks, an all_reduce, and the network of NCCL."""
         name = "gloo" if self._plan.workload.backend == Backend.mpi.value else self._plan.workload.backend
 
-        def reduce() -> Observation:
+        def reduce() -> str:
             backend = process_group._backend(name, self._device)
             where = torch.device("cpu") if self._plan.workload.backend == Backend.mpi.value else self._device
             if backend == Backend.nccl.value:
@@ -454,17 +448,17 @@ class RankChecks:
             found.append(check("reach", self._reach_others))
         return found
 
-    def _compare_clocks(self) -> Observation:
+    def _compare_clocks(self) -> str:
         self._store.set_timeout(timedelta(seconds=NEAR))
         try:
             return clock(self._store, self._own == self._heads[0], len(self._heads))
         except DistStoreError:  # the all_reduce will report the missing node
             text = f"not compared with the others, which did not respond in {NEAR:g} s"
-            raise CheckProblem(Observation(text), CheckLevel.WARNING) from None
+            raise CheckProblem(text, CheckLevel.WARNING) from None
         finally:
             self._store.set_timeout(timedelta(seconds=STORE))
 
-    def _reach_others(self) -> Observation:
+    def _reach_others(self) -> str:
         at = self._heads.index(self._own)
         others = [*self._heads[at + 1 :], *self._heads[:at]][:MOST_CALLED]  # all of thousands would take too long
         keys = {head.index: f"door/{head.index}" for head in others}
@@ -475,7 +469,7 @@ class RankChecks:
         }
         return reach(addresses, {head.index: head.host for head in others})
 
-    def _checkpoint_space(self) -> Observation:
+    def _checkpoint_space(self) -> str:
         # For one more like the newest, whose size one node reads: what fills a folder that all share fails on all nodes
         newest = 0
         with contextlib.suppress(DistStoreError):  # the first node reports its own error
@@ -483,11 +477,11 @@ class RankChecks:
             newest = int(self._store.get("newest"))
         return space("checkpoint.dir", Path(self._plan.checkpoint.dir), max(LEAST, newest), max(ENOUGH, 2 * newest))
 
-    def _look_at_device(self) -> Observation:
+    def _look_at_device(self) -> str:
         self._device = device(self._plan, int(os.environ["LOCAL_RANK"]))
         return compute(self._device)
 
-    def _see_others(self) -> Observation:
+    def _see_others(self) -> str:
         # Waits for the files of the first node and of the next two nodes, so that several nodes look for each file
         at, count = self._heads.index(self._own), len(self._heads)
         wanted = {self._heads[place % count].index for place in (0, at + 1, at + 2)} - {self._own.index}

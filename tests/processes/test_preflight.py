@@ -29,7 +29,7 @@ from launcher.failures.codes import PreflightThen
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Member
 from launcher.runs import directory
-from launcher.runs.events import Observation, Place
+from launcher.runs.events import Place
 from tests.markers import ci
 from tests.processes.workload_ranks import _context, run_ranks
 from tests.unit.plans import bare_plan
@@ -38,7 +38,7 @@ from tests.unit.plans import bare_plan
 def test_clocks_are_compared_over_the_store() -> None:
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
     clients = [store, *(TCPStore("localhost", store.port, is_master=False, wait_for_workers=False) for _ in range(3))]
-    told: list[Observation] = []
+    told: list[str] = []
     threads = [
         threading.Thread(target=lambda place=place: told.append(checks.clock(clients[place], place == 0, 4)))
         for place in range(4)
@@ -85,8 +85,8 @@ def fine(index: int) -> None:
 
 
 def computes_wrong(index: int) -> None:
-    def wrong(where: torch.device) -> Observation:
-        raise CheckProblem(Observation("cuda:3 computes wrong"))
+    def wrong(where: torch.device) -> str:
+        raise CheckProblem("cuda:3 computes wrong")
 
     if index == 1:
         checks.compute = wrong
@@ -123,7 +123,7 @@ _see = checks.see
 def breaks_in_the_all_reduce(index: int) -> None:
     attempt.TOGETHER = 26.0
 
-    def broken(*_: object) -> Observation:
+    def broken(*_: object) -> str:
         raise RuntimeError("unhandled system error")
 
     if index == 1:

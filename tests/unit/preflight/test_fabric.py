@@ -23,7 +23,7 @@ def fabric(name: str) -> NodeCheck:
 
 def test_the_right_network_is_told() -> None:
     found = fabric("cxi")
-    assert (found.level, found.found.text) == (
+    assert (found.level, found.found) == (
         CheckLevel.FINE,
         "NCCL uses AWS Libfabric (aws-ofi-nccl 1.6.0, cxi)",
     )

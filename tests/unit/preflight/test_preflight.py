@@ -35,26 +35,26 @@ pytestmark = pytest.mark.root
 # -- the verdict
 
 NODES = [CheckedNode(f"node{number}", f"node{number}", (number,), (2 * number, 2 * number + 1)) for number in range(4)]
-FINE = [NodeCheck("device", found=Observation("cpu"))]
-BROKEN = NodeCheck("device", CheckLevel.FAILED, Observation("computes wrong"))
+FINE = [NodeCheck("device", found="cpu")]
+BROKEN = NodeCheck("device", CheckLevel.FAILED, "computes wrong")
 FULL_TEXT = "TMPDIR=/tmp/x is not there"
-FULL = NodeCheck("space", CheckLevel.FAILED, Observation(FULL_TEXT))
+FULL = NodeCheck("space", CheckLevel.FAILED, FULL_TEXT)
 SILENT_TEXT = "reported nothing within 40 s: does a device or a file system hang there?"
-LOST = Observation("Connection closed by peer")
+LOST = "Connection closed by peer"
 GONE = NodeCheck("all_reduce", CheckLevel.FAILED, LOST, symptom=True)
-ODD = NodeCheck("clock", CheckLevel.WARNING, Observation("clock off"))
+ODD = NodeCheck("clock", CheckLevel.WARNING, "clock off")
 
 
 def wrong(*ranks: int) -> NodeCheck:
-    return NodeCheck("all_reduce", CheckLevel.FAILED, Observation("wrong elements"), accused=ranks)
+    return NodeCheck("all_reduce", CheckLevel.FAILED, "wrong elements", accused=ranks)
 
 
 def unseen(*members: int, looked: int = 2) -> NodeCheck:
-    return NodeCheck("run_dir", CheckLevel.FAILED, Observation("not shared"), accused=members, looked=looked)
+    return NodeCheck("run_dir", CheckLevel.FAILED, "not shared", accused=members, looked=looked)
 
 
 def unreached(*members: int) -> NodeCheck:
-    return NodeCheck("reach", CheckLevel.FAILED, Observation("not reached"), accused=members, looked=3)
+    return NodeCheck("reach", CheckLevel.FAILED, "not reached", accused=members, looked=3)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_verdict_on_4096_nodes_takes_moments_and_its_event_can_be_read_again(c
         CheckedNode(f"node{number} ({number})", f"node{number}", (number,), tuple(range(8 * number, 8 * number + 8)))
         for number in range(4096)
     ]
-    check, began = replace(check, found=Observation(200 * "\N{BULLET}")), time.process_time()
+    check, began = replace(check, found=200 * "\N{BULLET}"), time.process_time()
     verdict = decide(
         nodes, {number: [check] * 8 for number in range(4096)}, least=9, scheduler="slurm", settings={}, timeout=40
     )
@@ -190,7 +190,7 @@ def test_warnings_are_kept() -> None:
     verdict = decide(
         NODES, dict(enumerate([FINE, [ODD], FINE, [FULL]])), least=3, scheduler="slurm", settings={}, timeout=40
     )
-    assert verdict.warnings == (NodeFinding("node1", NODES[1].host, ODD.name, ODD.found),)
+    assert verdict.warnings == (NodeFinding("node1", NODES[1].host, ODD.name, Observation(ODD.found)),)
 
 
 def test_a_node_of_several_agents_is_left_out_as_a_whole() -> None:
@@ -209,7 +209,7 @@ MISMATCH = Observation("NCCL uses sockets")
 
 
 def test_a_verdict_is_read_as_it_was_written() -> None:
-    bad, warnings = (NodeFinding("a", "b", "c", MISMATCH),), (NodeFinding("e", "f", "g", ODD.found),)
+    bad, warnings = (NodeFinding("a", "b", "c", MISMATCH),), (NodeFinding("e", "f", "g", Observation(ODD.found)),)
     verdict = PreflightVerdict(PreflightThen.FAIL, bad, (3,), warnings, "all nodes fail", 93)
     assert from_json(json.loads(json.dumps(asdict(verdict))), PreflightVerdict) == verdict
 
@@ -229,17 +229,17 @@ def test_a_verdict_is_read_as_it_was_written() -> None:
 def test_any_error_is_the_outcome_of_a_check(
     error: Exception, level: CheckLevel, message: str | None, symptom: bool
 ) -> None:
-    def look() -> Observation:
+    def look() -> str:
         raise error
 
     found = check("device", look)
     assert (found.level, found.symptom) == (level, symptom)
-    assert message is None or found.found.text == message
+    assert message is None or found.found == message
     assert found.ms >= 0
 
 
 def test_a_problem_is_the_outcome_of_a_check() -> None:
-    def look() -> Observation:
+    def look() -> str:
         raise CheckProblem(ODD.found, CheckLevel.WARNING, accused=(1,), looked=2)
 
     found = check("clock", look)
@@ -251,7 +251,7 @@ def problem(pattern: str) -> Iterator[pytest.ExceptionInfo[CheckProblem]]:
     """Expects a Problem with this text."""
     with pytest.raises(CheckProblem) as raised:
         yield raised
-    assert re.search(pattern, raised.value.found.text), raised.value.found.text
+    assert re.search(pattern, raised.value.found), raised.value.found
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_missing_gpus_are_seen(keys: dict[str, Any], there: int, fine: bool) -> 
 
 
 def test_a_device_that_computes_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert checks.compute(torch.device("cpu")) == Observation("cpu")
+    assert checks.compute(torch.device("cpu")) == "cpu"
     matmul = torch.Tensor.__matmul__
     monkeypatch.setattr(
         torch.Tensor, "__matmul__", lambda a, b: matmul(a, b) + (a.dtype is torch.float32) * torch.eye(checks.SIDE)
@@ -293,11 +293,11 @@ def test_a_device_that_computes_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_little_space_is_told_and_none_fails(free: int, files: int, level: CheckLevel | None) -> None:
-    def look() -> Observation:
+    def look() -> str:
         return checks.judge_space("runs_dir", "/runs", free, files, checks.LEAST, checks.ENOUGH)
 
     if level is None:
-        assert look().text == "/runs has 5,000 MiB free"
+        assert look() == "/runs has 5,000 MiB free"
         return
     with problem("set runs_dir to another file system") as raised:
         look()
@@ -306,7 +306,7 @@ def test_little_space_is_told_and_none_fails(free: int, files: int, level: Check
 
 def test_a_folder_that_is_yet_to_be_made_is_judged_by_the_one_above(tmp_path: Path) -> None:
     found = checks.space("it", tmp_path / "a" / "b", 1, 1)
-    assert found.text.startswith(f"{tmp_path} has ")
+    assert found.startswith(f"{tmp_path} has ")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     with problem("file is no folder: set it to one"):
@@ -359,8 +359,8 @@ def test_a_folder_for_temporary_files_that_is_not_there_is_told(
     with problem("none is not there"):
         checks.temporary()
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    assert checks.temporary().text.startswith(f"{tmp_path} has ")
-    assert checks.shared_memory(0).text.startswith("/dev/shm has ")
+    assert checks.temporary().startswith(f"{tmp_path} has ")
+    assert checks.shared_memory(0).startswith("/dev/shm has ")
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_files_of_other_nodes_are_waited_for_and_compared(tmp_path: Path, monkey
             checks.write_mine(folder, 1, "one")
 
     monkeypatch.setattr(checks, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
-    assert checks.see(folder, {0: "zero", 1: "one"}, timeout=30).text == "2 files of other nodes seen"
+    assert checks.see(folder, {0: "zero", 1: "one"}, timeout=30) == "2 files of other nodes seen"
     with problem("does not show what other nodes write within 30 s") as raised:
         checks.see(folder, {0: "zero", 1: "another", 2: "two"}, timeout=30)
     assert 50 < now < 51
@@ -408,9 +408,9 @@ def test_the_offset_of_a_clock(mine: Any, theirs: list[float], ahead: float, err
 
 
 def test_clocks_that_differ_are_a_warning() -> None:
-    assert checks.judge_clock(0.9, 0.1).text == "its clock is 0.900 s ahead of the first node's (± 0.100 s)"
-    assert "0.900 s behind" in checks.judge_clock(-0.9, 0.1).text
-    assert checks.judge_clock(1.4, 0.5).text
+    assert checks.judge_clock(0.9, 0.1) == "its clock is 0.900 s ahead of the first node's (± 0.100 s)"
+    assert "0.900 s behind" in checks.judge_clock(-0.9, 0.1)
+    assert checks.judge_clock(1.4, 0.5)
     for ahead in (1.2, -100.0):
         with problem("have the nodes' clocks synchronised") as raised:
             checks.judge_clock(ahead, 0.1)
@@ -448,7 +448,7 @@ def test_a_node_is_reached_on_an_interface_with_ipv6_alone(ipv6_only: None) -> N
     assert server
     with server:
         assert told.startswith("::1 ")
-        assert checks.reach({1: told}, {1: "node1"}).text == "1 other nodes reached"
+        assert checks.reach({1: told}, {1: "node1"}) == "1 other nodes reached"
 
 
 def test_a_host_without_any_address_opens_no_port_and_does_not_fail(
@@ -466,7 +466,7 @@ def test_doors_that_do_not_open_are_accused() -> None:
     closed, address = checks.open_port("no such interface" * 3)
     assert server and closed
     closed.close()
-    assert checks.reach({1: told}, {1: "node1"}).text == "1 other nodes reached"
+    assert checks.reach({1: told}, {1: "node1"}) == "1 other nodes reached"
     with problem("node2 and 1 more cannot be reached .*refused.* at ") as raised:
         checks.reach({1: told, 2: address, 3: ""}, {1: "node1", 2: "node2", 3: "node3"})
     assert (raised.value.accused, raised.value.looked) == ((2, 3), 3)
