@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -373,9 +373,6 @@ class LeaderConnection:
     def elastic(self) -> bool:
         """Whether the run can continue with fewer than all members."""
         return self._plan.least_agents < self.size
-
-    def names(self, indices: Iterable[int]) -> str:
-        return ", ".join(messages.of_place(self._places[index]) for index in indices)
 
     # -- which rounds have started
 

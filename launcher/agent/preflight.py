@@ -16,7 +16,7 @@ from launcher.agent.leader_connection import ENDS, WARNS, LeaderConnection
 from launcher.agent.preflight_checks import ALONE_PART, TOGETHER_PART, CheckLevel, NodeCheck, cannot_start, check_rank
 from launcher.agent.workers import StartError, WorkerExit, WorkerGroup
 from launcher.failures.codes import PreflightThen
-from launcher.failures.messages import of_preflight, signal_name
+from launcher.failures.messages import node_of, of_preflight, signal_name
 from launcher.files.json_types import as_json, from_json
 from launcher.formatting import log_line
 from launcher.plan.plan import JobPlan
@@ -201,7 +201,7 @@ class Preflight:
         assert place is not None
         self._place, self._own = place, rendezvous.members[place]
         self._folder = attempt.path / "preflight"
-        self._nodes = nodes_of(rendezvous.members, connection.names)
+        self._nodes = nodes_of(rendezvous.members)
         self._workers = WorkerGroup(self._folder)
         self._exits: dict[int, WorkerExit] = {}
         self._together = TOGETHER + PER_RANK * rendezvous.world_size
@@ -335,16 +335,14 @@ def _died(part: str, ended: WorkerExit) -> NodeCheck:
     return NodeCheck("all_reduce", CheckLevel.FAILED, f"{text} in an all_reduce", symptom=aborted)
 
 
-def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) -> list[CheckedNode]:
-    """Returns the nodes of these agents, in their order, with the names that messages give to agents' indices."""
+def nodes_of(members: Sequence[Member]) -> list[CheckedNode]:
+    """Returns the nodes of these agents, in their order."""
     found: dict[int, CheckedNode] = {}
     first = 0
     for member in members:
-        node = found.get(member.node_rank) or CheckedNode(name([member.index]), member.host, (), ())
-        called = f"{member.host} (node {member.node_rank})" if node.members else node.name
+        name = node_of(member.host, member.node_rank)
+        node = found.get(member.node_rank) or CheckedNode(name, member.host, (), ())
         ranks = range(first, first + member.ranks)
-        found[member.node_rank] = CheckedNode(
-            called, member.host, (*node.members, member.index), (*node.ranks, *ranks)
-        )  # fmt: skip
+        found[member.node_rank] = replace(node, members=(*node.members, member.index), ranks=(*node.ranks, *ranks))
         first += member.ranks
     return list(found.values())

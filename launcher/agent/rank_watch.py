@@ -124,32 +124,14 @@ def gpu_is_open() -> bool | None:
     return False
 
 
-class StepWatch:
-    """Finds ranks of an agent that have sent no heartbeat for too long. A rank sends a heartbeat at each step."""
-
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
-        self._last: dict[int, tuple[int, float]] = {}
-
-    def silent(self, signs: Sequence[Sign], now: float) -> list[int]:
-        """Returns the places of the ranks that are in a training, past its first step, and last beat `timeout` ago."""
-        found = []
-        for place, sign in enumerate(signs):
-            beats, since = self._last.get(place, (-1, now))
-            if beats != sign.beats:
-                self._last[place] = beats, since = sign.beats, now
-            if sign.listens and not sign.closed and sign.step >= 0 and beats > 0 and now - since >= self._timeout:
-                found.append(place)
-        return found
-
-
 class RankActivity:
-    """Measures how long an agent's ranks have been idle, for any workload: no CPU time, output or heartbeat."""
+    """Measures how long all of an agent's ranks have been idle, and which have done no step for too long."""
 
     def __init__(self, ranks: int, now: float, every: float = LOOK) -> None:
         # now, and every (between two measurements of CPU time): seconds of `idle`'s clock
         self._every = every
-        self._seen: list[tuple[int, int]] = [(0, 0)] * ranks  # heartbeats, bytes of output
+        self._beats: list[tuple[int, float]] = [(0, now)] * ranks  # heartbeats (one a step), and when the last came
+        self._printed = [0] * ranks  # bytes of output
         self._cpu: list[tuple[float, float]] = [(0.0, now)] * ranks  # CPU seconds, and when they were measured
         self._last, self._next = now, now
 
@@ -159,9 +141,10 @@ class RankActivity:
         pids: 0 for a rank that has ended; printed: bytes that each has written so far; now: monotonic seconds.
         """
         for place, (sign, count) in enumerate(zip(signs, printed, strict=True)):
-            if self._seen[place] != (sign.beats, count):
-                self._seen[place] = sign.beats, count
-                self._last = now
+            if self._beats[place][0] != sign.beats:
+                self._beats[place], self._last = (sign.beats, now), now
+            if self._printed[place] != count:
+                self._printed[place], self._last = count, now
         if now >= self._next:
             self._next = now + self._every
             for place, pid in enumerate(pids):
@@ -171,6 +154,13 @@ class RankActivity:
                     self._last = now
                 self._cpu[place] = spent, now
         return now - self._last
+
+    def silent(self, signs: Sequence[Sign], timeout: float, now: float) -> list[int]:
+        """Returns the places of the ranks in a training, past its first step, with no heartbeat for this long."""
+        return [
+            place for place, (sign, (beats, since)) in enumerate(zip(signs, self._beats, strict=True))
+            if sign.listens and not sign.closed and sign.step >= 0 and beats > 0 and now - since >= timeout
+        ]  # fmt: skip
 
 
 class RankStatus:
@@ -187,7 +177,7 @@ class RankStatus:
         self.step, self.listened = -1, False  # the highest of any rank; whether any has listened for stop requests
         self._next_look = now
         self._asleep = 0.0  # seconds in which this process was suspended, and so maybe its ranks
-        self._steps = StepWatch(math.inf if plan.debugs else plan.launch.hang_timeout)
+        self._hang_timeout = math.inf if plan.debugs else plan.launch.hang_timeout
         self._silent_sent = False
         self._activity = RankActivity(own.ranks, now, min(LOOK, plan.launch.idle_timeout / 4))
 
@@ -227,8 +217,9 @@ class RankStatus:
             self._context.gpus.look(range(self._first_rank, self._first_rank + self._ranks), now, over=over)
 
     def silence(self, now: float) -> Message | None:
-        """Returns the message `silent` once, when ranks have done no step for launch.hang_timeout; None otherwise."""
-        if self._silent_sent or not (silent := self._steps.silent(self.signs, now - self._asleep)):
+        """Returns the message `silent` once, when ranks have done no step for launch.hang_timeout, by `measure`."""
+        silent = self._activity.silent(self.signs, self._hang_timeout, now - self._asleep)
+        if self._silent_sent or not silent:
             return None
         self._silent_sent = True
         return {"type": "silent", "ranks": [self._first_rank + place for place in silent]}

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from launcher import errors, io_bounds, processes
 from launcher.files import safe_io
+from launcher.files.retried_reads import backoff
 from launcher.formatting import log_line, long_size, ranges
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Placement
@@ -325,14 +326,12 @@ class WorkerGroup:
 
     def reap(self, timeout: float) -> list[int]:
         """Waits at most `timeout` seconds until all ranks have ended; returns the process ids of the others."""
-        give_up, pause = time.monotonic() + timeout, 0.001
-        while True:
+        for _ in backoff(timeout, 0.001, 0.02):
             self._collect()
             left = [worker.pid for worker in self._workers if worker.code is None]
-            if not left or time.monotonic() >= give_up:
-                return left
-            time.sleep(pause)
-            pause = min(0.02, 2 * pause)
+            if not left:
+                break
+        return left
 
     def still_there(self) -> list[LeftOver]:
         """Returns the ranks of earlier rounds that still have a process, which may hold GPUs, memory and ports."""

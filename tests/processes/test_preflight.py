@@ -264,7 +264,7 @@ def test_all_agents_hear_the_same_verdict(
 def test_every_node_tells_each_check_and_its_time(tmp_path: Path) -> None:
     answers = agents(is_off, tmp_path, nodes=2, least=2)
     assert [verdict.then for verdict, _ in answers] == [PreflightThen.GO, PreflightThen.GO]
-    assert answers[0][0].warnings[0].name == "node1 (node 1)"
+    assert answers[0][0].warnings[0].name == "host1 (node 1)"
     for index, (_, events) in enumerate(answers):
         event = events["preflight"]
         assert (event.host, event.fine) == (f"host{index}", True)

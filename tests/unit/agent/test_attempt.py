@@ -110,9 +110,6 @@ class FakeConnection:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *_, **__: self._script.call(name)
 
-    def names(self, indices: Any) -> str:
-        return ", ".join(f"node{index}" for index in indices)
-
     def descriptors(self) -> list[int]:
         return []
 

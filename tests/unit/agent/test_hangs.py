@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from launcher.agent.rank_watch import BUSY, LOOK, RankActivity, StepWatch
+from launcher.agent.rank_watch import BUSY, LOOK, RankActivity
 from launcher.runs.events import Accused
 from launcher.worker.hang_diagnosis import (
     Blamed,
@@ -103,13 +103,18 @@ def test_the_main_threads_newest_frame_tells_whether_it_waits(stack: str, answer
 
 
 def test_silence_is_counted_from_the_last_beat_of_a_rank_that_has_done_a_step() -> None:
-    watch = StepWatch(10)
+    activity = RankActivity(4, 0.0)
+
+    def silent(signs: list[Sign], now: float) -> list[int]:
+        activity.idle(signs, [0] * 4, [0] * 4, now)
+        return activity.silent(signs, 10.0, now)
+
     signs = [Sign(True, 3, 1), Sign(True, 3, 1), Sign(False, 3, 1), Sign(True, -1, 0)]
-    assert watch.silent(signs, 0) == []
-    assert watch.silent([Sign(True, 4, 2), *signs[1:]], 9) == []
-    assert watch.silent([Sign(True, 4, 2), *signs[1:]], 10) == [1]
-    assert watch.silent([Sign(True, 4, 2), *signs[1:]], 19) == [0, 1]
-    assert watch.silent([Sign(True, 4, 2, closed=True), *signs[1:]], 19) == [1]
+    assert silent(signs, 0) == []
+    assert silent([Sign(True, 4, 2), *signs[1:]], 9) == []
+    assert silent([Sign(True, 4, 2), *signs[1:]], 10) == [1]
+    assert silent([Sign(True, 4, 2), *signs[1:]], 19) == [0, 1]
+    assert silent([Sign(True, 4, 2, closed=True), *signs[1:]], 19) == [1]
 
 
 WRITER = """

@@ -195,7 +195,7 @@ def test_warnings_are_kept() -> None:
 
 def test_a_node_of_several_agents_is_left_out_as_a_whole() -> None:
     members = [Member(index, index // 2, f"host{index // 2}", 1) for index in range(4)]
-    nodes = nodes_of(members, lambda indices: "one")
+    nodes = nodes_of(members)
     assert nodes == [
         CheckedNode("host0 (node 0)", "host0", (0, 1), (0, 1)), CheckedNode("host1 (node 1)", "host1", (2, 3), (2, 3))
     ]  # fmt: skip
