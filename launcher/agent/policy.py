@@ -271,12 +271,17 @@ class NextRound:
     planned: bool = False  # whether it starts because a node came back, and not because of a failure
 
 
-# The kind of a rank's failure for the restart policy; all others are errors of the program.
-_KINDS = {
-    FaultCode.LOST_PEER: RoundEnd.LOST_PEER,
-    FaultCode.SIGNALLED: RoundEnd.KILLED,
-    FaultCode.NO_RETRY: RoundEnd.NO_RETRY,
-    FaultCode.USAGE: RoundEnd.NO_RETRY,
+# Of the failures of several ranks the one that comes first here is the cause of the others: a lost peer always follows
+# from another failure. By code: the kind for the restart policy, and the place in this order.
+_RANK_FAILURES = {
+    FaultCode.NO_RETRY: (RoundEnd.NO_RETRY, 0),
+    FaultCode.USAGE: (RoundEnd.NO_RETRY, 0),
+    FaultCode.SIGNALLED: (RoundEnd.KILLED, 1),
+    FaultCode.EXITED: (RoundEnd.RAISED, 2),
+    FaultCode.RETURNED_EARLY: (RoundEnd.RAISED, 2),
+    FaultCode.RAISED: (RoundEnd.RAISED, 2),
+    FaultCode.LEFT: (RoundEnd.RAISED, 3),
+    FaultCode.LOST_PEER: (RoundEnd.LOST_PEER, 4),
 }
 _REPORTED = {"usage": FaultCode.USAGE, "printed": FaultCode.EXITED}  # by the code of the rank's error
 
@@ -288,12 +293,8 @@ class RankFailure:
     time: float = 0.0  # when the agent noticed it, in seconds since the epoch
 
     @property
-    def code(self) -> FaultCode:
-        return self.fault.code
-
-    @property
     def kind(self) -> RoundEnd:
-        return _KINDS.get(self.code, RoundEnd.RAISED)
+        return _RANK_FAILURES[self.fault.code][0]
 
     @property
     def rank(self) -> int:
@@ -350,24 +351,9 @@ def fault_of_end(left: Sequence[LeftOver], host: str) -> Fault:
     )
 
 
-# The failure with the lowest number is the cause of the others: a lost peer always follows from another failure.
-_BLAME = {
-    FaultCode.NO_RETRY: 0,
-    FaultCode.USAGE: 0,
-    FaultCode.NOT_STARTED: 1,
-    FaultCode.STILL_THERE: 1,
-    FaultCode.SIGNALLED: 2,
-    FaultCode.EXITED: 3,
-    FaultCode.RETURNED_EARLY: 3,
-    FaultCode.RAISED: 3,
-    FaultCode.LEFT: 4,
-    FaultCode.LOST_PEER: 5,
-}
-
-
 def to_blame(failures: Sequence[RankFailure]) -> RankFailure:
-    """Returns the failure that caused the others: the first by code (see `_BLAME`), then by time, then by rank."""
-    return min(failures, key=lambda each: (_BLAME[each.code], each.time, each.rank))
+    """Returns the failure that caused the others: the first by code (`_RANK_FAILURES`), then by time, then by rank."""
+    return min(failures, key=lambda each: (_RANK_FAILURES[each.fault.code][1], each.time, each.rank))
 
 
 def exited_to_resume(
@@ -387,8 +373,8 @@ def exited_to_resume(
     saving: whether the ranks were given time to save and exit. signalled: whether a program's have got the stop signal.
     """
     if not resumable:
-        return left_first or to_blame(failed).code is FaultCode.LEFT
-    codes = {failure.code for failure in failed}
+        return left_first or to_blame(failed).fault.code is FaultCode.LEFT
+    codes = {failure.fault.code for failure in failed}
     return FaultCode.LEFT in codes or saving or (signalled and FaultCode.NO_RETRY not in codes)
 
 

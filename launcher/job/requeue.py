@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -250,7 +250,9 @@ def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> Continues:
             if how == ResumeHow.requeue.value or isinstance(error, AnswerLost):  # a lost one may continue
                 raise
             print(f"launcher: not requeued ({error}): a new job is submitted", file=sys.stderr)
-    return continues(What.ELSEWHERE, NextReason.RESUBMITTED, _resubmit(plan, attempt))
+    before = registry.queue(plan.cluster.scheduler).own_job(os.environ)
+    job = resubmit(plan, attempt.run, str(attempt.number + 1), [before], JOB_TIMEOUT)
+    return continues(What.ELSEWHERE, NextReason.RESUBMITTED, job)
 
 
 def _race_again(plan: JobPlan, attempt: Attempt) -> str:
@@ -270,23 +272,15 @@ def _race_again(plan: JobPlan, attempt: Attempt) -> str:
     return jobs[0]
 
 
-def _resubmit(plan: JobPlan, attempt: Attempt) -> str:
-    job = registry.queue(plan.cluster.scheduler).own_job(os.environ)
-    return resubmit(
-        plan, attempt.run, str(attempt.number + 1),
-        lambda script, token, environment: submit_behind(plan, [job], script, token, environment, JOB_TIMEOUT),
-    )  # fmt: skip
-
-
-def resubmit(plan: JobPlan, run: Run, suffix: str, submit: Callable[[str, str, Mapping[str, str]], str]) -> str:
-    """Submits the run's script again with a token with this suffix, and updates the jobs that depend on it."""
+def resubmit(plan: JobPlan, run: Run, suffix: str, behind: Sequence[str], timeout: float) -> str:
+    """Submits the run's script again, behind these jobs, and updates those that depend on it; suffix: of the token."""
     script = run.path / "script.sh"
     token = f"{run.record()['token']}-{suffix}"
     if not run.has("script.sh"):  # an element of an array continues as a single job
         script = render.write(run, plan, token=token)
     environment = registry.queue(plan.cluster.scheduler).environment_within(plan, run)
     run.journal(Submitting(token=token))
-    job_id = submit(str(script), token, environment)
+    job_id = submit_behind(plan, behind, str(script), token, environment, timeout)
     run.journal(Submitted(job=job_id))
     _update_followers(run, job_id)
     return job_id

@@ -32,7 +32,6 @@ from launcher.runs.directory import Attempt, Events, Run, current_attempt
 from launcher.runs.events import Awaited, ConditionsMet, Fault, Submitting, every
 from launcher.runs.history import journal_events
 from launcher.runs.lease_and_locks import only_submitter
-from launcher.schedulers.ask_and_submit import submit_behind
 from launcher.schedulers.base import JOB_TIMEOUT, QueryError
 from launcher.submission.dependencies import (
     Dependency,
@@ -138,11 +137,7 @@ def _submit_waiting_job(plan: JobPlan, attempt: Attempt, dependencies: list[Depe
 
 
 def _submit_again(plan: JobPlan, run: Run, jobs: list[str], timeout: float) -> str:
-    number = len(every(journal_events(run), Submitting))
-    return resubmit(
-        plan, run, f"w{number}",
-        lambda script, token, environment: submit_behind(plan, jobs, script, token, environment, timeout),
-    )  # fmt: skip
+    return resubmit(plan, run, f"w{len(every(journal_events(run), Submitting))}", jobs, timeout)
 
 
 def submit_released(run: Run, plan: JobPlan, job_id: str) -> None:

@@ -64,7 +64,7 @@ def test_what_an_exit_is(
     code: int, returned: dict[str, object] | None, error: WorkerError | None, returns: bool, kind: FaultCode | None
 ) -> None:
     failure = failure_of(WorkerExit(0, 5, 77, code, returned, error, 1.5), "node2", returns=returns)
-    assert (failure and failure.code) == kind
+    assert (failure and failure.fault.code) == kind
     if failure is not None:
         fault = failure.fault
         assert (fault.rank, fault.host, fault.error, failure.time) == (5, "node2", error and error.line, 1.5)

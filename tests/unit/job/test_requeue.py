@@ -230,7 +230,7 @@ def test_a_job_of_which_the_job_before_learned_nothing_is_found_before_a_run_is_
 def test_an_element_of_an_array_goes_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str) -> None:
     """Its environment is the array's. It was resubmitted before, as an element of another one."""
     array, element = Run.create(tmp_path / "run"), Run.create(tmp_path / "run/3")
-    own = bare_plan(cluster={"scheduler": scheduler}, run_dir=str(element.path))
+    own = bare_plan(cluster={"scheduler": scheduler}, run_dir=str(element.path), resume={"how": "resubmit"})
     element.write_record(own, {}, {"token": "token-3"})
     own_array = array.path / "token.environment.sh"
     own_array.write_text("export A=1\n")
@@ -247,7 +247,7 @@ def test_an_element_of_an_array_goes_on_alone(tmp_path: Path, monkeypatch: pytes
         return "8"
 
     monkeypatch.setattr(requeue, "submit_behind", submit_behind)
-    assert requeue._resubmit(own, Attempt(element, 1)) == "8"
+    assert requeue._continue_elsewhere(own, Attempt(element, 1)).job == "8"
     assert asked[:4] == [
         own,
         ["7[3].server" if scheduler == "pbs" else "7"],

@@ -204,7 +204,7 @@ class Gate:
         monkeypatch.setattr(gate.time, "sleep", self.slept.append)
         monkeypatch.setattr(gate, "resubmit", self._resubmit)
 
-    def _resubmit(self, plan: Any, run: Run, suffix: str, submit: Any) -> str:
+    def _resubmit(self, plan: Any, run: Run, suffix: str, *_: Any) -> str:
         self.jobs.append(suffix)
         if self.refuse:
             raise SubmissionError("not from a node")
