@@ -219,7 +219,7 @@ class Channel:
 
 HANDSHAKE = 5.0  # seconds in which a new connection has to authenticate, and to send `hello`
 PENDING = 1024  # most connections before their `hello` (and a quarter of the open files), before the oldest is closed
-PAUSE = 0.1  # seconds without accepting when this process has no file descriptor left
+PAUSE = 0.1  # seconds to wait when this process has no file descriptor left for a connection
 
 Event = tuple[int, dict[str, Any] | None]  # index of a member, and its message; None: the member has disconnected
 
@@ -243,7 +243,6 @@ class Hub:
         self._shortage_said = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
-        self._accepts_from: float | None = None
         self._gone: list[int] = []  # members found disconnected by `send`, for the next `poll`
         if wake is not None:
             self._selector.register(wake, selectors.EVENT_READ)
@@ -259,16 +258,11 @@ class Hub:
     def poll(self, timeout: float) -> list[Event]:
         """Accepts connections, and returns messages and disconnects of members, if any in `timeout` seconds."""
         now = time.monotonic()
-        if self._accepts_from is not None and now >= self._accepts_from:
-            self._accepts_from = None
-            self._selector.register(self._listener, selectors.EVENT_READ)
         while self._pending and now >= next(iter(self._pending.values())):
             self._drop(next(iter(self._pending)))
         events: list[Event] = [(index, None) for index in self._gone]
         self._gone = []
-        due = [] if self._accepts_from is None else [self._accepts_from]
-        due += islice(self._pending.values(), 1)
-        wait = max(0.0, min(timeout, *(when - now for when in due))) if due else timeout
+        wait = max(0.0, min([timeout, *(when - now for when in islice(self._pending.values(), 1))]))
         for key, mask in self._selector.select(0 if events else wait):
             if key.fileobj is self._listener:
                 self._accept()
@@ -323,11 +317,10 @@ class Hub:
                 connection, _ = self._listener.accept()
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    self._selector.unregister(self._listener)  # it stays readable: do not spin
-                    self._accepts_from = time.monotonic() + PAUSE
                     if not self._shortage_said:
                         log_line(f"the leader cannot accept agents now: {explain(error) or error}")
                     self._shortage_said = True
+                    time.sleep(PAUSE)  # the listener stays readable: do not spin
                 return
             try:
                 channel = Channel(connection, self._secret, server=True)
