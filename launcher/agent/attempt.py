@@ -425,7 +425,8 @@ class _Agent:
                 raise
             fault = _stopped_early(self.own.host, request, "between two rounds")
             self._events(fault)
-            raise AttemptFailed(fault, errors.RESUME, decides=True) from None
+            goes_on = self._connection.elastic and self._connection.follows  # with the others
+            raise AttemptFailed(fault, errors.RESUME, decides=not goes_on) from None
         return self._connection.join()
 
     def _preflight(self, history: History, rendezvous: Rendezvous) -> NextRound | None:

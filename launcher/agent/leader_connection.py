@@ -157,6 +157,11 @@ class LeaderConnection:
     def leads(self) -> bool:
         return self._hub is not None
 
+    @property
+    def follows(self) -> bool:
+        """Whether this agent is connected to another one, which leads."""
+        return self._channel is not None
+
     def descriptors(self) -> list[int]:
         """Returns the file descriptors of all connections and signals, which a forked rank has to close."""
         mine = self._hub.descriptors() if self._hub else [self._channel.fileno()] if self._channel else []

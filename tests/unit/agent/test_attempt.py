@@ -102,6 +102,7 @@ class FakeConnection:
         self.closed = False
         self.sent: list[Mapping[str, Any]] = []
         self.coordinator: Any = None  # a member's
+        self.follows = False
         script.connection = self
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -516,6 +517,23 @@ def test_the_fault_of_a_rendezvous_is_an_event(script: Script, tmp_path: Path) -
     script.steps["first"] = [RendezvousError(Fault(code=FaultCode.RENDEZVOUS_TIMEOUT, host="node0", accused=accused))]
     assert ended(tmp_path) == errors.FAILED
     assert [(each.code, each.accused) for each in faults(tmp_path)] == [(FaultCode.RENDEZVOUS_TIMEOUT, accused)]
+
+
+@pytest.mark.parametrize(
+    ("follows", "elastic", "decides"), [(True, True, False), (True, False, True), (False, True, True)]
+)
+def test_one_of_several_that_is_to_stop_between_two_rounds_does_not_end_the_attempt_of_the_others(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, follows: bool, elastic: bool, decides: bool
+) -> None:
+    def stop(*_: object) -> None:
+        script.connection.follows, script.connection.elastic = follows, elastic
+        raise STOP
+
+    script.steps["supervise"] = [*AGAIN]
+    monkeypatch.setattr(FakeConnection, "next", stop, raising=False)
+    with pytest.raises(AttemptFailed) as failed:
+        module.run(str(tmp_path))
+    assert (failed.value.exit_code, failed.value.decides) == (errors.RESUME, decides)
 
 
 @pytest.mark.parametrize(("end", "code"), [(unmet(), FaultCode.TOO_FEW), (STOP, FaultCode.STOPPED_EARLY)])
