@@ -99,6 +99,9 @@ class FailureDetector:
             agent.last_message = now
         self._join_by = None if self._join_by is None else self._join_by + seconds
         self._joined_at = None if self._joined_at is None else self._joined_at + seconds
+        self._leave = None if self._leave is None else (self._leave[0] + seconds, self._leave[1])
+        if self._hang is not None:
+            self._hang.deadline += seconds
 
     def heartbeat(self, agent: AgentState, message: Mapping[str, Any]) -> None:
         agent.step = max(agent.step, int(message.get("step", -1)))

@@ -103,7 +103,6 @@ class Coordinator:
         self._announced: set[str] = set()  # of stop, warning, regroup: those that were broadcast
         self._watch = self._new_watch(())
         self._watching = self._over = False
-        self._last_tick: float | None = None
         self._stops = LeaderSide(())
 
     def _new_watch(self, members: Sequence[Member], now: float = 0.0) -> FailureDetector:
@@ -145,6 +144,7 @@ class Coordinator:
 
         timeout: seconds in which they have to arrive; now: monotonic seconds, as in the other methods.
         """
+        self._advance(now)
         self.history, agents = history, self._watch.agents
         self._ready[self._own.index] = self._own
         wanted = {*wanted, self._own.index}
@@ -155,7 +155,6 @@ class Coordinator:
             self._places, self._own.index, self._plan.least_agents, wanted, now + timeout, most=self._most,
             before=before,
         )  # fmt: skip
-        self._advance(now)
         quiet = {*self.waiting} - {*self.spares()}
         self.arrivals.arrived.update((index, member) for index, member in self._ready.items() if index not in quiet)
         self.tick(now)
@@ -205,9 +204,15 @@ class Coordinator:
     # -- events
 
     def _advance(self, now: float) -> None:
-        # What spare nodes have sent while the leader was held up may be read only after the end of another node
-        if now - self._now > HELD_UP * self._heartbeat:
+        # If the leader itself was suspended, that time counts for no timeout. What spare nodes have sent while it was
+        # held up may be read only after the end of another node
+        late = now - self._now
+        if late > HELD_UP * self._heartbeat:
             self._heard = dict.fromkeys(self._heard, now)
+        if late > self._heartbeat / 2:
+            self._watch.held_up(late, now)
+            if self.arrivals is not None:
+                self.arrivals.deadline += late
         self._now = now
 
     def receive(self, index: int, message: Message, now: float) -> None:
@@ -256,13 +261,7 @@ class Coordinator:
         self._look_at_ended()
 
     def tick(self, now: float) -> None:
-        """Does what is due: starts a gathered round, checks timeouts, asks for stacks, lets waiting agents in.
-
-        If the leader itself was suspended, that time counts for no timeout.
-        """
-        if self._last_tick is not None and (late := now - self._last_tick) > self._heartbeat / 2:
-            self._watch.held_up(late, now)
-        self._last_tick = now
+        """Does what is due: starts a gathered round, checks timeouts, asks for stacks, lets waiting agents in."""
         self._advance(now)
         for index in self.waiting if self.arrivals is None else ():
             if now - self._heard.get(index, now) > self._heartbeat:

@@ -184,7 +184,7 @@ def test_who_is_missing_in_the_end_is_named_to_all_that_came() -> None:
     cluster = Cluster(least=3)
     cluster.gather()
     cluster.hello(2)
-    cluster.tick(59.9)
+    cluster.wait(59.9)
     cluster.none("refused")
     cluster.tick(0.1)
     refused = cluster.one("refused", [0, 2])
@@ -199,7 +199,7 @@ def test_fewer_begin_when_time_is_up_and_they_are_enough() -> None:
     cluster = Cluster()
     cluster.gather()
     cluster.hello(2)
-    cluster.tick(60)
+    cluster.wait(60)
     assert [Member(*row).index for row in cluster.one("begin", [0, 2])["members"]] == [0, 2]
 
 
@@ -411,6 +411,39 @@ def test_the_leader_does_not_take_its_own_absence_for_theirs() -> None:
     cluster.none("verdict")
     cluster.wait(HEARTBEAT + 1, beats=[1])
     assert cluster.one("verdict")["lost"] == [2]
+
+
+@pytest.mark.parametrize("first", ["tick", "message"])
+def test_the_leaders_own_absence_extends_what_it_waits_for(first: str) -> None:
+    """What the others have sent meanwhile is read after it, in any order."""
+
+    def absent(cluster: Cluster, sender: int) -> None:
+        cluster.now += 100
+        if first == "message":
+            cluster.receive(sender, "heartbeat")
+        cluster.tick()
+
+    cluster = Cluster()
+    cluster.gather()
+    cluster.hello(1)
+    absent(cluster, 1)
+    cluster.none("begin")
+    cluster.hello(2)
+    cluster.tick()
+    cluster.one("begin")
+    cluster = Cluster().begin(resumable=False)
+    leaving(cluster, 0)
+    cluster.now += 100
+    leaving(cluster, 1)
+    cluster.none("verdict")
+    leaving(cluster, 2)
+    assert cluster.one("verdict")["fault"]["code"] == "stopped_early"
+    cluster = Cluster().begin()
+    cluster.receive(1, "silent", ranks=[1])
+    absent(cluster, 2)
+    cluster.none("verdict")
+    cluster.wait(STACKS, beats=[1, 2])
+    assert cluster.one("verdict")["fault"]["code"] == "hang"
 
 
 def test_the_leader_itself_is_never_lost_to_itself() -> None:
@@ -870,7 +903,7 @@ def test_one_whose_ranks_do_not_end_in_time_is_named() -> None:
     history = History(**cluster.one("verdict")["history"])
     cluster.receive(1, "ready", round=1)
     cluster.gather(history, [0, 1, 2])
-    cluster.tick(60)
+    cluster.wait(60)
     fault = cluster.one("refused", [0, 1])["fault"]
     assert (fault["code"], fault["accused"]) == ("rendezvous_timeout", [{"host": "node2", "node": 2}])
 
@@ -966,7 +999,7 @@ def test_no_round_has_two_verdicts(first: list[Any], second: list[Any]) -> None:
         cluster.gather(History(**verdicts[0][1]["history"]), [])
         for index in sorted(connected - set(verdicts[0][1].get("lost", ())) - {0}):
             cluster.receive(index, "ready", round=1)
-        cluster.tick(61)
+        cluster.wait(61)
         cluster.coordinator.watch(cluster.now)
 
 
@@ -1246,7 +1279,7 @@ def test_spares_that_come_or_go_during_a_preflight_are_told_when_the_ranks_start
     cluster = Cluster(5, least=2, most=3)
     cluster.gather()
     cluster.hello(1, 2, 3)
-    cluster.tick(61)
+    cluster.wait(61)
     assert cluster.one("begin", to=[0, 1, 2])["spares"] == [3]
     cluster.one("spare", to=[3])
     cluster.lose(3)
