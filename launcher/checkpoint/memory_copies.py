@@ -294,7 +294,8 @@ class MemoryCheckpoints:
         return memory_format.interval(statistics.fmean(blocked), max(whole), statistics.median(self._steps))
 
     def staged(self) -> float:
-        return 0.0 if self._copy is None else self._copy.staged()
+        # If each step is copied, the last copy must be complete before another step is done, or two are done again
+        return 0.0 if self._copy is None else self._copy.staged(complete=self.every == 1)
 
     def wait(self) -> None:
         """Waits until the last copy is complete on all ranks, or one of them has failed."""

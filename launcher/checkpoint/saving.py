@@ -216,12 +216,12 @@ class Snapshot:
     def release(self) -> None:
         self._staged.set()
 
-    def staged(self) -> float:
-        """Waits until the state may change; returns the seconds waited."""
-        if self._staged.is_set():
-            return 0.0
+    def staged(self, *, complete: bool = False) -> float:
+        """Waits until the state may change, or until the save is complete; returns the seconds waited."""
         began = time.perf_counter()
         self._staged.wait()
+        if complete:
+            self.join()
         waited = time.perf_counter() - began
         self.blocked += waited
         return waited

@@ -271,11 +271,11 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", choices=("local", "slurm"), default="local")
-    parser.add_argument("--epochs", type=int, help="of the training; empty: 20 for each fault")
+    parser.add_argument("--epochs", type=int, help="of the training; empty: 10 for each fault, and at least 60")
     parser.add_argument("--minutes", type=float, default=math.inf, help="after which there are no more faults")
     parser.add_argument("--kind", action="append", default=[], help="a fault; empty: all of them")
     options = parser.parse_args()
-    epochs = options.epochs or 20 * options.faults
+    epochs = options.epochs or max(60, 10 * options.faults)
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
         folder = Path(name)
         if options.backend == "slurm":

@@ -17,7 +17,10 @@ from launcher.worker.stop import StopFlag, settings
 
 
 def main(config: Any, env: Any) -> dict[str, Any]:
-    """Makes STEPS steps of STEP_TIME seconds, resumed from the newest checkpoint; saves every SAVE_EVERY steps."""
+    """Makes STEPS steps of STEP_TIME seconds, resumed from the newest checkpoint; saves every SAVE_EVERY steps.
+
+    Steps after a checkpoint take RESUMED_STEP_TIME, if it is set: on any machine one attempt more ends the run then.
+    """
     run = settings()
     assert run.checkpoint_dir is not None
     stop, total = StopFlag(env, run), int(os.environ.get("STEPS", "100"))
@@ -32,8 +35,11 @@ def main(config: Any, env: Any) -> dict[str, Any]:
     state = {"sum": torch.zeros(4)}
     loaded = saves.load(state)
     step = begun = loaded.step if loaded else 0
+    step_time = os.environ.get("STEP_TIME", "0.1")
+    if loaded:
+        step_time = os.environ.get("RESUMED_STEP_TIME", step_time)
     while step < total:
-        time.sleep(float(os.environ.get("STEP_TIME", "0.1")))
+        time.sleep(float(step_time))
         one = torch.ones(4)
         dist.all_reduce(one)
         state["sum"] += one / env.world_size

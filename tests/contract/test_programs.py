@@ -76,10 +76,10 @@ def test_secrets_that_are_too_large_for_qrsh_are_refused_at_the_submission(launc
 @pytest.mark.ci
 @pytest.mark.parametrize("launcher", ["slurm"], indirect=True)
 def test_a_script_without_any_handler_is_resumed_after_its_time_limit(launcher: Launcher, tmp_path: Path) -> None:
-    """The script handles no signal and no exit code; an attempt lasts half a minute, and the work takes longer."""
+    """The script handles no signal and no exit code; the first attempt has half a minute, and needs more."""
     snapshot = tmp_path / "snapshot.json"
     done = launcher.submit(
-        *example("counts"), f"workload.args=[{snapshot},70,0.5]", f"workload.checkpoint={snapshot}", "nodes=2",
+        *example("counts"), f"workload.args=[{snapshot},100,0.5]", f"workload.checkpoint={snapshot}", "nodes=2",
         "time=2m", "resume.lead=90s", "resume.max_attempts=20", "wait=false",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -92,7 +92,7 @@ def test_a_script_without_any_handler_is_resumed_after_its_time_limit(launcher: 
     begun = [int(step) for step in re.findall(r"rank 1 begins at (\d+)", output)]
     assert begun == sorted(begun)
     assert begun[-1] > 0
-    assert "rank 0 has counted to 70" in output
+    assert "rank 0 has counted to 100" in output
 
 
 @local

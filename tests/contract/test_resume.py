@@ -13,6 +13,7 @@ from tests.launch import PYTHON, ROOT, Launcher
 from tests.markers import ci, slow
 
 STEPS = ("workload=collective", "workload.entry=tests.chaos.steps:main", "nodes=2")
+SLOW_AT_FIRST = {"STEPS": "100", "STEP_TIME": "0.5", "RESUMED_STEP_TIME": "0"}
 
 
 def submitted(launcher: Launcher, *overrides: str, run_id: str = "steps", **environment: str) -> Path:
@@ -38,8 +39,8 @@ def is_over(launcher: Launcher) -> None:
 # A held allocation ends with its own time: test_allocation.py tests that.
 @on("slurm", never=("third", "allocation"))
 def test_a_run_resumes_by_itself_after_its_time_limit(launcher: Launcher) -> None:
-    """100 steps take 30 s, and an attempt has 25 s with its start (Slurm counts whole minutes)."""
-    result = launcher.run(*STEPS, "time=2m", "resume.lead=95s", STEPS="100", STEP_TIME="0.3")
+    """100 steps take 50 s, and the first attempt has 25 s with its start (Slurm counts whole minutes)."""
+    result = launcher.run(*STEPS, "time=2m", "resume.lead=95s", **SLOW_AT_FIRST)
     assert result.code == 0, result.output
     assert result.metrics["sum"] == [100.0] * 4
     assert int(str(result.metrics["attempt"])) >= 1
@@ -132,8 +133,7 @@ def test_a_run_continues_in_other_jobs(launcher: Launcher, how: str) -> None:
         "resume.lead=95s",
         f"resume.how={how}",
         "resume.max_attempts=20",
-        STEPS="100",
-        STEP_TIME="0.3",
+        **SLOW_AT_FIRST,
     )
     assert result.code == 0, result.output
     assert result.metrics["sum"] == [100.0] * 4

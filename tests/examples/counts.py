@@ -8,14 +8,14 @@ import os
 import sys
 import time
 
-path, until, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+path, until, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])  # seconds a step, until it is resumed
 rank, begin = os.environ["RANK"], 0
 if os.path.exists(path):
     with open(path) as file:
         begin = json.load(file)
 print(f"rank {rank} begins at {begin}", flush=True)
 for step in range(begin, until):
-    time.sleep(pause)
+    time.sleep(0 if begin else pause)
     if rank == "0":
         with open(f"{path}.new", "w") as file:
             json.dump(step + 1, file)

@@ -46,7 +46,7 @@ def through_relay(laptop: Laptop, up: int, down: int) -> str:
 
 @pytest.mark.parametrize(
     "cuts",
-    [pytest.param(12, marks=pytest.mark.ci), pytest.param(ALL, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
+    [pytest.param(6, marks=pytest.mark.ci), pytest.param(ALL, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
 )
 def test_there_is_one_job_or_none_and_the_same_command_again_finds_it(
     slurm: SlurmCluster, laptop: Laptop, cuts: int

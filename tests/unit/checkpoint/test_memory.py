@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -386,6 +387,29 @@ def test_copies_that_take_long_are_rare_from_the_first_on_also_in_the_next_round
     assert time.perf_counter() - began < 0.4  # a later round knows that from the beginning
     saved.close()
     assert copies[2:] == [begun + 1]
+
+
+@pytest.mark.parametrize(("every", "complete"), [(1, 1), (2, 0)])
+def test_no_step_is_done_before_the_copy_of_the_one_before_is_complete(
+    every: int, complete: int, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has done two steps since the last complete copy would do two again; longer intervals allow that."""
+    agree, may_go_on, copies = MemoryCheckpoints._agree, threading.Event(), list[int]()
+
+    def waits(self: MemoryCheckpoints, copy: Any, cost: tuple[float, float]) -> None:
+        may_go_on.wait(0.2 if every == 1 else 60)
+        agree(self, copy, cost)
+        copies.append(copy.step)
+
+    monkeypatch.setattr(MemoryCheckpoints, "_agree", waits)
+    training.memory = every
+    _, state, saved = training.begin()
+    saved.keep(1, state)
+    saved.staged()
+    assert len(copies) == complete
+    may_go_on.set()
+    saved.close()
+    assert copies == [1]
 
 
 def test_a_copy_that_fails_leaves_the_one_before_as_it_is_and_later_ones_are_made(
