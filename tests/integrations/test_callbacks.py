@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from launcher import integrations
+from launcher.integrations import trainers
 from launcher.runs import event_files
 from launcher.runs.directory import Attempt, Run
 from launcher.worker import process_group, stop
@@ -36,7 +36,7 @@ def trainer_of(save: Callable[[Path], None]) -> SimpleNamespace:
 
 @pytest.fixture
 def no_second_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integrations, "CHECKPOINT", replace(integrations.CHECKPOINT, read_timeout=0))
+    monkeypatch.setattr(trainers, "CHECKPOINT", replace(trainers.CHECKPOINT, read_timeout=0))
 
 
 @pytest.mark.usefixtures("no_second_try")
