@@ -80,7 +80,7 @@ def test_the_command_writes_what_it_prints(
     own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpu = Partition("gpu", True, None, None, (NodeGroup(4, 8, 1024**3, 2),))
-    slurm, site = registry.scheduler("slurm"), SlurmSite("test", "22.05.8", (gpu,))
+    slurm, site = registry.scheduler("slurm"), SlurmSite("test", "22.05.8", (), (gpu,), {}, (), "", {})
     monkeypatch.setattr(command, "survey", lambda wanted: (slurm, site))
     setup = ["--setup", "echo \U0001f600"]
     assert commands.main(["site", "init", "--print", *setup]) == 0
