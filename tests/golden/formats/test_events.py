@@ -191,10 +191,10 @@ def test_a_preflight(tmp_path: Path) -> None:
     told = SimpleNamespace(
         _events=Events(attempt_of(tmp_path), "node-0"), _own=MEMBERS[0], _round=0, _nodes=MEMBERS
     )  # fmt: skip
-    low = Observation("/tmp has 1,024 MiB free")
+    low = "/tmp has 1,024 MiB free"
     found = [NodeCheck("space", CheckLevel.WARNING, low, ms=12.0)]
     bad = (NodeFinding("node2 (node 2)", "node2", "device", NO_GPU),)
-    warnings = (NodeFinding("node0 (node 0)", "node0", "space", low),)
+    warnings = (NodeFinding("node0 (node 0)", "node0", "space", Observation(low)),)
     verdict = PreflightVerdict(PreflightThen.WITHOUT, bad, (2,), warnings)
     Preflight._report(told, verdict, found, 1.25, first=True)  # type: ignore[arg-type]
     frozen("preflight", tmp_path)
