@@ -140,6 +140,7 @@ def arguments(plan: JobPlan) -> list[str]:
         f"--ntasks-per-node={plan.tasks_per_node}",
         f"--cpus-per-task={plan.cpus_per_task}",
         "--unbuffered",
+        "--wait=0",  # else a site's WaitTime after the first agent has ended srun kills the others
         *(["--kill-on-bad-exit=1"] if fixed else ["--kill-on-bad-exit=0", "--no-kill"]),
         *([] if plan.queued else ["--overlap"]),  # other steps may run in the user's allocation
     ]

@@ -189,8 +189,8 @@ def test_a_profile_asks_for_what_the_sites_own_example_asks_for(name: str) -> No
 
 # What the site's documentation starts tasks with, for one agent a node.
 STARTED = {
-    "frontier": "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=56 --unbuffered --kill-on-bad-exit=1 "
-    "--gpus-per-node=8",
+    "frontier": "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=56 --unbuffered --wait=0 "
+    "--kill-on-bad-exit=1 --gpus-per-node=8",
     "polaris": "mpiexec -n 2 --ppn 1 --depth=64 --cpu-bind depth",
     "derecho": "mpiexec --cpu-bind depth -n 2 -ppn 1 -d 64",
     "aurora": "mpiexec -n 2 -ppn 1 --depth=96 --cpu-bind depth",

@@ -43,9 +43,9 @@ def test_the_script_ends_as_the_ranks_end_and_writes_it_down(sandbox: Sandbox, s
     ("scheduler", "started"),
     [
         ("slurm", ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=3", "--unbuffered",
-                   "--kill-on-bad-exit=1"]),
+                   "--wait=0", "--kill-on-bad-exit=1"]),
         ("allocation", ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=3", "--unbuffered",
-                        "--kill-on-bad-exit=1", "--overlap"]),
+                        "--wait=0", "--kill-on-bad-exit=1", "--overlap"]),
         ("pbs", ["py thon", *own_module("launcher.schedulers.tasks"), "--pbsdsh", "2", "1", "35"]),
         ("local", ["py thon", *own_module("launcher.schedulers.tasks"), "2", "1", "35"]),
     ],

@@ -136,14 +136,15 @@ def test_a_percent_sign_in_a_folder_is_no_pattern() -> None:
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({"nodes": 2}, "--nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 --unbuffered --kill-on-bad-exit=1"),
+        ({"nodes": 2},
+         "--nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 --unbuffered --wait=0 --kill-on-bad-exit=1"),
         ({"nodes": 2, "procs_per_node": 3, "cpus_per_proc": 2, "launch": {"mode": LaunchMode.tasks}},
-         "--nodes=2 --ntasks=6 --ntasks-per-node=3 --cpus-per-task=2 --unbuffered --kill-on-bad-exit=1"),
+         "--nodes=2 --ntasks=6 --ntasks-per-node=3 --cpus-per-task=2 --unbuffered --wait=0 --kill-on-bad-exit=1"),
         ({"nodes": 3, "min_nodes": 2},
-         "--ntasks-per-node=1 --cpus-per-task=1 --unbuffered --kill-on-bad-exit=0 --no-kill"),
+         "--ntasks-per-node=1 --cpus-per-task=1 --unbuffered --wait=0 --kill-on-bad-exit=0 --no-kill"),
         ({"cluster": {"scheduler": "allocation", "srun_args": ["--mpi=none"]}},
-         "--nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 --unbuffered --kill-on-bad-exit=1 --overlap "
-         "--mpi=none"),
+         "--nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 --unbuffered --wait=0 --kill-on-bad-exit=1 "
+         "--overlap --mpi=none"),
     ],
 )  # fmt: skip
 def test_srun_starts_the_tasks_of_the_plan(keys: dict[str, Any], expected: str) -> None:
