@@ -230,10 +230,14 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
 
     if (why := refusal_with(NO_QOS)) is None:
         return ()
+    slurm = Slurm(plan.cluster.submit_timeout)
+    with contextlib.suppress(QueryError):
+        if values["partition"] is None and (chooses := text_of(slurm.settings().get("JobSubmitPlugins", ""))):
+            return (f"{why}, unless the site chooses another partition (JobSubmitPlugins={chooses})",)
     if never := refusal_with(ANY):
         raise ConfigError(never)
     try:
-        found = qos_of(Slurm(plan.cluster.submit_timeout), values["qos"], values["account"])
+        found = qos_of(slurm, values["qos"], values["account"])
     except QueryError as error:
         return (f"{why}, unless the job's QOS lifts this limit, which is not known ({error})",)
     for qos in found:

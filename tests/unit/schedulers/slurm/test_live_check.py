@@ -122,6 +122,18 @@ def test_doctor_tells_what_it_can_if_the_qos_is_not_known(site: Site) -> None:
     assert [each.level for each in limits.with_qos(cluster, partitions_of(Slurm(10)))] == [WARNING]
 
 
+@pytest.mark.parametrize("asked", [{"gpus_per_node": 8}, {"nodes": 9}])
+def test_a_partition_that_the_sites_filter_may_choose_is_not_known(site: Site, asked: dict[str, Any]) -> None:
+    site.answers["config"] = f"{site.answers['config']}JobSubmitPlugins        = lua\n"
+    (note,) = compare(plan_of(**asked), {})
+    assert note.endswith("unless the site chooses another partition (JobSubmitPlugins=lua)")
+    with pytest.raises(ConfigError):
+        compare(plan_of(cluster={"partition": "gpu"}, **asked), {})
+    site.answers["sinfo"] = SINFO.replace("*", "")  # there is no default one
+    (note,) = compare(plan_of(), {})
+    assert note.startswith("cluster.partition is not set")
+
+
 @pytest.mark.parametrize("site", [{"enforced": "associations,qos"}], indirect=True)
 def test_a_limit_of_a_qos_that_slurm_does_not_enforce_is_none(site: Site) -> None:
     assert compare(plan_of(cluster={"qos": "long"}, time="9d", nodes=4), {}) == ()
@@ -131,7 +143,7 @@ def test_a_limit_of_a_qos_that_slurm_does_not_enforce_is_none(site: Site) -> Non
 def test_without_accounting_there_is_no_qos(site: Site) -> None:
     with pytest.raises(ConfigError, match="partition gpu ends jobs"):
         compare(plan_of(**LONG), {})
-    assert site.asked == ["sinfo", "config"]
+    assert site.asked == ["sinfo", "config", "config"]
 
 
 @pytest.mark.parametrize("silent", ["config", "qos", "associations"])
