@@ -185,7 +185,7 @@ _STOPS: dict[StopReason, Callable[[events.Stop], str]] = {
     ),
     StopReason.EXIT_75: lambda stop: f"{name_ranks(stop.ranks)} on {stop.host} exited with code 75",
     StopReason.NOT_IN_TIME: lambda stop: f"the ranks on {stop.host} did not exit in time",
-    StopReason.KILLED: lambda stop: f"all agents were killed (exit code {stop.exit_code})",
+    StopReason.KILLED: lambda stop: f"all agents were killed, or could not be started (exit code {stop.exit_code})",
     StopReason.UNREADABLE: lambda stop: stop.error or "a file that it needs cannot be read",
     StopReason.EXIT_UNREAD: lambda _: "no exit code of its agents can be read",
 }

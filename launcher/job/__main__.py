@@ -17,6 +17,8 @@ def _note(number: int, _: object) -> None:
 # Until the driver has handlers of its own, of the signals that its scheduler sends: Grid Engine SIGUSR2 before SIGKILL
 for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
     signal.signal(each, _note)
+if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:  # which a user's --signal=B:USR1@90 sends to this process alone
+    signal.signal(signal.SIGUSR1, lambda *_: None)
 # -I keeps the working folder and PYTHONPATH out; of them only the launcher itself is needed: behind the standard
 # library, before another launcher that may be installed.
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

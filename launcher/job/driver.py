@@ -14,8 +14,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -34,7 +35,8 @@ from launcher.runs.lease_and_locks import LeaseLost, RaceLost, RunLease, held, r
 
 J = TypeVar("J", bound=Struct)
 HERE = 10  # exit code of `requeue` (the run goes on in this job), and of `wait_for_others` (in another one)
-AWAY = 600.0  # seconds for which a scheduler is waited for that is away when the agents are to start
+AWAY = 600.0  # seconds for which a scheduler is waited for that is away when the agents are to start or have ended
+SPARE = 10.0  # seconds before the scheduler's SIGKILL in which the job has to continue the run; at most half of them
 # Variables of an earlier attempt, and those by which begin.sh tells the driver something.
 OF_ANOTHER = ("LAUNCHER_DEADLINE", "LAUNCHER_TIME_LEFT", "LAUNCHER_DEADLINE_UPTIME")
 BEGUN, STOP = "LAUNCHER_BEGUN", "LAUNCHER_STOP"
@@ -76,7 +78,7 @@ def end_of(
     | the agents' exit code cannot be read now, and the command failed | 75 |
     | they recorded none, and the command ended with 0, as srun does when Slurm takes a node away | 75 |
     | the agents recorded an exit code (0 does not count if the run needs all its nodes) | that one |
-    | the command was killed by a signal, and the run can be resumed | 75 |
+    | the command was killed by a signal, or ended with an error number of Slurm, and the run can be resumed | 75 |
     | otherwise | the command's |
 
     The exit code of the agent that failed first counts more than the command's, which may be that of an agent that was
@@ -103,7 +105,7 @@ def main(arguments: Sequence[str]) -> int:
         job = _element(read_job(job_file, JobFile))
     except (RunError, OSError) as error:
         return refuse(error)
-    stops = _Stops(job.signals)
+    stops = _Stops(job.signals, job.kill_wait)
     environ = dict(os.environ)
     while True:
         try:
@@ -189,15 +191,25 @@ def _exit_code(job: JobFile, code: int) -> int:
 class _Stops:
     # `requested` is the name of the first signal
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], kill_wait: str | None) -> None:
         self.requested: str | None = None
+        self.agents: subprocess.Popen[bytes] | None = None  # the command that starts them
+        self._kill_wait = kill_wait
         self._signals = [getattr(signal, f"SIG{name}") for name in names]
         for number in self._signals:
             signal.signal(number, self._note)
         self.requested = os.environ.pop(STOP, None) or self.requested
 
     def _note(self, number: int, _: object) -> None:
+        if self.agents is not None and not self.requested:
+            threading.Thread(target=self._end_in_time, args=[self.agents], daemon=True).start()
         self.requested = self.requested or signal.Signals(number).name
+
+    def _end_in_time(self, agents: subprocess.Popen[bytes]) -> None:
+        # Not their ranks, which may save as long as there is time
+        if (left := _of_scheduler(self._kill_wait)) is not None:
+            time.sleep(left - min(SPARE, left / 2))
+            agents.kill()
 
     def end_if_requested(self) -> None:
         if self.requested:
@@ -251,7 +263,7 @@ class Job:
         if self._ends_others is not None:
             self._ends_others.wait()
         if self._job.after is not None:
-            _command(["bash", self._job.after], LAUNCHER_EXIT_CODE=str(command))
+            _command(["bash", self._job.after], {"LAUNCHER_EXIT_CODE": str(command)})
         return self._end(*self._end_of(command))
 
     # -- before the agents
@@ -322,7 +334,7 @@ class Job:
             self._event(Stop(reason=StopReason.SIGNAL, signal=request, host=self._host))
             return RESUME  # nothing is lost
         # srun starts nothing, and ends with 1, while Slurm's controller is away, as during a restart
-        code = _command([*self._job.start, *self._job.node, str(self._run_dir)])
+        code = _command([*self._job.start, *self._job.node, str(self._run_dir)], stops=self._stops)
         if code == DONE or self._has_begun():
             return code
         for waited in retried_reads.backoff(AWAY, 5.0, 20.0):
@@ -385,7 +397,7 @@ class Job:
                 text = f"the secret {name} did not reach {self._host}: does the site drop the environment (--export)?"
                 print(f"launcher: {text}", file=sys.stderr)
                 self._ended(NO_RETRY)
-        if path := python_path(job, os.environ.get("PYTHONPATH", "")):
+        if path := job.python_path(os.environ.get("PYTHONPATH", "")):
             os.environ["PYTHONPATH"] = path
 
     def _read_secrets(self) -> None:
@@ -464,9 +476,10 @@ class Job:
         )  # fmt: skip
 
     def _may_resume(self, command: int) -> bool:
-        # SIGTERM for the agents alone is a preemption, or the loss of a node, while they start: there need be no
-        # checkpoint yet
-        if self._job.program_resumes or (command == 128 + signal.SIGTERM and not self._stops.requested):
+        # SIGTERM for the agents alone is a preemption, or the loss of a node, while they start; if none has begun, a
+        # node's slurmd or prolog has failed: there need be no checkpoint yet
+        preempted = command == 128 + signal.SIGTERM and not self._stops.requested
+        if self._job.program_resumes or preempted or not self._has_begun():
             return True
         found = list_names(self._job.checkpoints)
         if not isinstance(found, Ok):
@@ -475,6 +488,11 @@ class Job:
 
     def _continue(self) -> tuple[int, bool]:
         # Returns the exit code, and whether another job goes on
+        for waited in retried_reads.backoff(AWAY, 5.0, 10.0):
+            if not _of_scheduler(self._job.away):
+                break
+            if not waited:
+                print("launcher: the scheduler does not answer: the run continues when it does", file=sys.stderr)
         asked = ["stop_requested"] if self._stops.requested else []
         self._stops.requested = None  # a later request is for the next attempt
         # Slurm ends all processes of a job that it requeues; the one that requests it still has to record that.
@@ -517,25 +535,6 @@ class Job:
             retried_reads.retry_read(over.touch, over)
 
 
-def python_path(job: JobFile, given: str) -> str:
-    """Returns PYTHONPATH for the ranks, with folders of the snapshot for those of the repository."""
-    folders = given.split(":") if given else []
-    if job.snapshot is not None and job.repository is not None:
-        path, code = list(job.path), f"{os.path.realpath(job.snapshot)}/"
-        for folder in folders:
-            real = os.path.realpath(folder or ".")
-            within = f"{real}/"
-            ours = within.startswith(code) or "/site-packages/" in within
-            if not ours and within.startswith(f"{job.repository}/"):
-                folder = job.snapshot + real.removeprefix(job.repository)
-            if folder not in path:
-                path.append(folder)
-        folders = path
-    if job.code_root is not None and job.code_root not in folders:
-        folders = [job.code_root, *folders]
-    return ":".join(folders)
-
-
 def _mkdir(path: Path) -> bool:
     # False: it exists
     try:
@@ -553,12 +552,14 @@ def _of_scheduler(function: str | None) -> Any:
     return getattr(importlib.import_module(module), name)(os.environ)
 
 
-def _command(words: Sequence[str], **more: str) -> int:
+def _command(words: Sequence[str], more: Mapping[str, str] | None = None, stops: _Stops | None = None) -> int:
     try:
-        process = subprocess.Popen(words, env={**os.environ, **more})
+        process = subprocess.Popen(words, env={**os.environ, **(more or {})})
     except OSError as error:
         print(f"launcher: {words[0]}: {error.strerror}", file=sys.stderr)
         return 127 if isinstance(error, FileNotFoundError) else 126
+    if stops is not None:
+        stops.agents = process
     return _exit_code_of(process)
 
 
@@ -628,9 +629,9 @@ def _run_tasks(job: FunctionFile) -> int:
 
     if not job.start:
         (place,) = environments([socket.gethostname()], 1)
-        return _command(job.task, **place, **{processes.GUARD: f"{os.environ['LAUNCHER_OWN_JOB']}.{os.getpid()}"})
+        return _command(job.task, {**place, processes.GUARD: f"{os.environ['LAUNCHER_OWN_JOB']}.{os.getpid()}"})
     files = f"{job.folder}/.tasks-{os.urandom(8).hex()}"
     try:
-        return _command([*job.start, *job.task], LAUNCHER_TASK_FILES=files)
+        return _command([*job.start, *job.task], {"LAUNCHER_TASK_FILES": files})
     finally:
         shutil.rmtree(files, ignore_errors=True)

@@ -56,6 +56,7 @@ class JobFile(Struct):
     seconds: int | None = None  # wall time; null: the scheduler does not end the job
     time_left: str | None = None  # module:function that asks the scheduler for the seconds left
     away: str | None = None  # module:function that tells whether the scheduler, needed to start agents, is away
+    kill_wait: str | None = None  # module:function that tells the seconds between SIGTERM and SIGKILL
     again: tuple[str, int] | None = None  # variable with the path of a file, and the exit code if the file exists
     threads: int | None = None  # OMP_NUM_THREADS, unless it is set
     environment_file: str | None = None
@@ -67,6 +68,24 @@ class JobFile(Struct):
     code_root: str | None = None  # the launcher's own folder for PYTHONPATH
     race: str | None = None  # token of the race (cluster.race) in which the job takes part
     won: tuple[str, ...] = ()  # the command that ends the other jobs of the race
+
+    def python_path(self, given: str) -> str:
+        """Returns PYTHONPATH for the ranks, with folders of the snapshot for those of the repository."""
+        folders = given.split(":") if given else []
+        if self.snapshot is not None and self.repository is not None:
+            path, code = list(self.path), f"{os.path.realpath(self.snapshot)}/"
+            for folder in folders:
+                real = os.path.realpath(folder or ".")
+                within = f"{real}/"
+                ours = within.startswith(code) or "/site-packages/" in within
+                if not ours and within.startswith(f"{self.repository}/"):
+                    folder = self.snapshot + real.removeprefix(self.repository)
+                if folder not in path:
+                    path.append(folder)
+            folders = path
+        if self.code_root is not None and self.code_root not in folders:
+            folders = [self.code_root, *folders]
+        return ":".join(folders)
 
     def of_element(self, name: str) -> dict[str, Any]:
         """Returns the fields of one element of an array that differ from the array's."""

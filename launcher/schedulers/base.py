@@ -160,6 +160,7 @@ class JobVariables(Struct):
     # scheduler ends the job, or None: not known; None: the scheduler does not tell.
     time_left: str | None = None
     away: str | None = None  # the same, that returns whether the scheduler, without which no agent starts, is away
+    kill_wait: str | None = None  # the same, that returns the seconds between SIGTERM and SIGKILL of the job, or None
     # A variable with the path of a file, and the exit code with which the script ends if that file exists, so that the
     # scheduler starts the job again; None: the scheduler does not do so.
     again: tuple[str, int] | None = None

@@ -289,6 +289,7 @@ def _job_file(plan: JobPlan, scheduler: Scheduler, elements: Path | None, *, aft
         seconds=plan.time if shell.limited else None,
         time_left=shell.time_left,
         away=shell.away,
+        kill_wait=shell.kill_wait,
         again=shell.again,
         threads=None if here else plan.cpus_per_proc,
         environment_file=_environment_file(plan, scheduler, elements),

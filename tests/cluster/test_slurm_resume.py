@@ -240,3 +240,20 @@ def test_a_chain_whose_job_is_killed_without_a_word_is_queued_and_goes_on(launch
     assert (launcher.status()["state"], launcher.status()["job"]) == ("queued", following)
     launcher.until(lambda: launcher.status()["state"] == "done", "the end", timeout=120)
     assert len(run.attempts()) == 2
+
+
+@pytest.mark.slow
+def test_a_run_of_which_a_node_cannot_start_its_agent_goes_on(launcher: Launcher, slurm: Any, tmp_path: Path) -> None:
+    loaded = tmp_path / "loaded"
+    waits = f"until [ -e {loaded} ]; do sleep 0.2; done"
+    launcher.submit(
+        *STEPS, "nodes=2", f"cluster.setup=['{waits}']", "time=9m", "wait=false", STEPS="3", STEP_TIME="0"
+    )  # fmt: skip
+    launcher.until(lambda: launcher.status()["state"] == "running", "its set-up lines")
+    slurm.daemons.stop("node2")  # Slurm has not noticed that
+    loaded.touch()
+    launcher.until(lambda: "continues: its job was requeued" in launcher.printed(), "srun fails", timeout=120)
+    slurm.restore_node("node2")
+    launcher.until(lambda: launcher.status()["state"] == "done", "the end", timeout=200)
+    first, _ = launcher.last().attempts()
+    assert [event["reason"] for event in first.events() if event["event"] == "stop"] == ["killed"]

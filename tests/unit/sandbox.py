@@ -25,7 +25,10 @@ DRIVER = f"""#!/bin/bash
 """
 # What the first agent writes at success
 SUCCEEDS = 'echo 0 >"$LAUNCHER_RUN_DIR/attempts/$LAUNCHER_ATTEMPT/exit_code"'
-STAND_IN = f"""{DRIVER}printf '%s\\0' "$0" "$@" >"$SANDBOX/arguments"
+# What each agent writes first
+BEGINS = '(umask 077; : 2>/dev/null >"$LAUNCHER_RUN_DIR/attempts/$LAUNCHER_ATTEMPT/events/node-0.jsonl")'
+STAND_IN = f"""{DRIVER}{BEGINS}
+printf '%s\\0' "$0" "$@" >"$SANDBOX/arguments"
 env -0 >"$SANDBOX/environment"
 pwd >"$SANDBOX/cwd"
 umask >"$SANDBOX/umask"

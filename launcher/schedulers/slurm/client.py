@@ -30,15 +30,14 @@ if TYPE_CHECKING:
 
 
 # Slurm's long state names (man squeue, JOB STATE CODES; job_state_string in slurm_protocol_defs.c of 26.05). For a job
-# with a flag, such as COMPLETING, squeue prints only the flag.
+# with a flag, such as COMPLETING, squeue prints only the flag. Without REVOKED: another cluster of a federation has it.
 STATES = {
     # EXPEDITING since 25.11: requeued with --requeue=expedite; RESV_DEL_HOLD: held, since its reservation was deleted
     **dict.fromkeys(
         ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "EXPEDITING", "RESV_DEL_HOLD",
          "CONFIGURING"), JobState.PENDING),
     **dict.fromkeys(("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"), JobState.RUNNING),
-    "SUSPENDED": JobState.SUSPENDED, "COMPLETED": JobState.DONE,
-    **dict.fromkeys(("CANCELLED", "REVOKED"), JobState.CANCELLED),
+    "SUSPENDED": JobState.SUSPENDED, "COMPLETED": JobState.DONE, "CANCELLED": JobState.CANCELLED,
     **dict.fromkeys(
         ("FAILED", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"), JobState.FAILED),
 }  # fmt: skip
@@ -160,12 +159,9 @@ class Slurm(Struct):
         text = self.run("squeue", "--noheader", "--jobs", job_id, "--Format=PreemptTime:64").strip()
         return parse_local_time(text)  # N/A: it has not
 
-    def cancels_preempted(self, partition: str) -> bool:
-        """Returns whether Slurm cancels what it preempts in a partition; False also where QOS decide about that."""
-        if not partition or self.settings().get("PreemptType") != "preempt/partition_prio":
-            return False
-        shown = pairs(self.run("scontrol", "show", "partition", partition))
-        return "CANCEL" in shown["PreemptMode"].split(",")  # GANG,CANCEL
+    def restarts(self, job_id: str) -> int:
+        """Returns how often a live job was requeued: in the job SLURM_RESTART_COUNT has the number of its start."""
+        return int(self.run("squeue", "--noheader", "--jobs", job_id, "--Format=RestartCnt:32").strip() or -1)
 
     def requeue(self, job_id: str) -> None:
         self._change("scontrol", "requeue", job_id)

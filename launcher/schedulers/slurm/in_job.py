@@ -40,6 +40,12 @@ def is_away(environ: Mapping[str, str]) -> bool:
     return process is not None and process.returncode != 0
 
 
+def kill_wait(environ: Mapping[str, str]) -> float | None:
+    """Returns the seconds between SIGTERM and SIGKILL of a job that Slurm ends (KillWait); None: unknown."""
+    found = re.search(r"^KillWait\s*= (\d+)", _answer(_start(["scontrol", "show", "config"], environ)), re.MULTILINE)
+    return None if found is None else float(found[1])
+
+
 def _start(words: list[str], environ: Mapping[str, str]) -> subprocess.Popen[str] | None:
     try:
         return subprocess.Popen(

@@ -38,7 +38,7 @@ class SlurmScheduler(base.FolderQueue):
     shell = base.JobVariables(
         job_id="${LAUNCHER_JOB_ID:-${SLURM_JOB_ID:-}}", element_id="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID",
         index="SLURM_ARRAY_TASK_ID", time_left="launcher.schedulers.slurm.in_job:seconds_left",
-        away="launcher.schedulers.slurm.in_job:is_away",
+        away="launcher.schedulers.slurm.in_job:is_away", kill_wait="launcher.schedulers.slurm.in_job:kill_wait",
     )  # fmt: skip
     interactive = "salloc"
     allocation_variables = ("SLURM_JOB_ID",)
@@ -76,9 +76,8 @@ class SlurmScheduler(base.FolderQueue):
                 if state == "RUNNING" or reason == "TimeLimit":
                     return None
                 preempted = state == "PREEMPTED" or slurm.preempted(job_id) is not None
-                with contextlib.suppress(base.QueryError):
-                    if preempted and slurm.cancels_preempted(os.environ.get("SLURM_JOB_PARTITION", "")):
-                        return None  # nobody else continues it
+                if preempted and slurm.restarts(job_id) == int(os.environ.get("SLURM_RESTART_COUNT", "0")):
+                    return None  # Slurm cancels it instead of requeueing it: nobody else continues it
                 return base.Ending(NextReason.PREEMPTED if preempted else NextReason.SCHEDULER_ENDS, "Slurm", state)
         # Unknown. A requeue could bring back a job that its owner has deleted; without a stop request it cannot be one.
         return super().ending(plan, stop_requested=stop_requested, left=left)

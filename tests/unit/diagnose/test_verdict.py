@@ -87,7 +87,7 @@ TOLD_WORDS = "n1 was asked to stop by SIGTERM"
         (Evidence(RunState.CANCELLED, request=TOLD, ended=143, job=said("CANCELLED")), EndKind.CANCELLED,
          f"{TOLD_WORDS}; CANCELLED"),
         (Evidence(RunState.STOPPED, request=TOLD, stop=Stop(reason=StopReason.KILLED, exit_code=137)),
-         EndKind.STOPPED, "all agents were killed (exit code 137)"),
+         EndKind.STOPPED, "all agents were killed, or could not be started (exit code 137)"),
         (failed(fault(FaultCode.NO_FOLDER, error="gone")), EndKind.CONFIG_ERROR, "node1: gone"),
     ],
 )  # fmt: skip

@@ -149,6 +149,15 @@ def test_the_job_ends_as_the_agents_end(sandbox: Sandbox, code: int) -> None:
     assert (outcome.code, ended(outcome)) == (code, [code])
 
 
+@pytest.mark.parametrize("code", [182, 233])  # error numbers 4022 and 1001: a prolog has failed, no connection
+def test_a_run_of_which_slurm_could_not_start_an_agent_goes_on(sandbox: Sandbox, code: int) -> None:
+    (sandbox.folder / "bin/srun").write_text(f"#!/bin/bash\nexit {code}\n")
+    sandbox.python.write_text("#!/bin/bash\nexit 75\n")
+    outcome = drive(sandbox)
+    (stop,) = (event for event in outcome.events() if event["event"] == "stop")
+    assert (ended(outcome), stop["reason"], stop["exit_code"]) == ([75], "killed", code)
+
+
 @NUMBERS
 @pytest.mark.parametrize("mark", ["cancelled", "stop"])
 @pytest.mark.parametrize("there", [True, False])
@@ -335,6 +344,17 @@ def test_a_run_that_is_to_stop_while_its_agents_wait_for_the_controller_stops_an
     assert (outcome.code, ended(outcome), stop["reason"]) == (75, [75], "signal")
 
 
+def test_a_controller_that_is_away_when_the_attempt_has_ended_is_waited_for(
+    sandbox: Sandbox, server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [True, True, False]
+    monkeypatch.setattr(in_job, "is_away", lambda _: answers.pop(0))
+    sandbox.python.write_text('#!/bin/bash\ntouch "$SANDBOX/asked"\n')
+    assert drive(sandbox, code=75).code == 75
+    assert (sandbox.folder / "asked").exists()
+    assert answers == []
+
+
 def test_agents_that_fail_are_started_once(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     srun = sandbox.folder / "bin/srun"
@@ -432,6 +452,17 @@ def test_a_signal_is_noted_and_requeue_is_told(sandbox: Sandbox, number: signal.
     assert (sandbox.folder / "asked").read_text().splitlines()[-2:] == [str(sandbox.run_dir), "stop_requested"]
 
 
+def test_agents_that_do_not_end_before_the_schedulers_sigkill_are_not_waited_for(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_job, "kill_wait", lambda _: 0.2)
+    (sandbox.folder / "bin/srun").write_text("#!/bin/bash\nkill -TERM $PPID\nexec sleep 100\n")
+    sandbox.python.write_text('#!/bin/bash\nprintf "%s\\n" "$@" >"$SANDBOX/asked"\n')
+    outcome = drive(sandbox)
+    assert (outcome.code, ended(outcome)) == (75, [75])
+    assert (sandbox.folder / "asked").read_text().splitlines()[-1] == "stop_requested"
+
+
 def test_a_stop_during_set_up_starts_no_agents(sandbox: Sandbox) -> None:
     os.environ["LAUNCHER_STOP"] = "SIGTERM"
     sandbox.python.write_text("#!/bin/bash\nexit 75\n")
@@ -440,17 +471,24 @@ def test_a_stop_during_set_up_starts_no_agents(sandbox: Sandbox) -> None:
     assert [event["event"] for event in outcome.events()] == ["started", "stop_requested", "stop", "ended"]
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR2"])  # the last of Grid Engine, before SIGKILL
-def test_a_stop_while_the_driver_is_being_loaded_is_noted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "noted"),
+    # Of Grid Engine, before SIGKILL; and of a user's --signal=B:USR1@90, which hurts nobody
+    [("SIGTERM", "SIGTERM"), ("SIGINT", "SIGINT"), ("SIGUSR2", "SIGUSR2"), ("SIGUSR1", "")],
+)
+def test_a_stop_while_the_driver_is_being_loaded_is_noted(
+    name: str, noted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["driver", "job.json"])
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("LAUNCHER_STOP", "")
     monkeypatch.setattr(driver, "main", lambda _: os.kill(os.getpid(), signal.Signals[name]) or 0)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)}
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+    before = {number: signal.getsignal(number) for number in numbers}
     try:
         with pytest.raises(SystemExit):
             runpy.run_path(str(Path(driver.__file__).with_name("__main__.py")))
-        assert os.environ["LAUNCHER_STOP"] == name
+        assert os.environ["LAUNCHER_STOP"] == noted
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -15,7 +15,7 @@ from launcher.runs import event_files
 from launcher.runs.directory import Run
 from launcher.runs.job_file import NAME
 from launcher.submission import render
-from tests.unit.sandbox import DRIVER, Sandbox
+from tests.unit.sandbox import BEGINS, DRIVER, Sandbox
 
 HOST = socket.gethostname()
 
@@ -116,7 +116,8 @@ def test_what_the_script_makes_is_private_and_what_the_ranks_make_is_the_users_c
     assert outcome.umask == "0027"
     attempt = sandbox.run_dir / "attempts/0"
     modes = {path.name: path.stat().st_mode & 0o777 for path in (attempt, *attempt.rglob("*"))}
-    assert modes == {"0": 0o700, "events": 0o700, "script.jsonl": 0o600, "exit_code": 0o640}
+    private = {"0": 0o700, "events": 0o700, "script.jsonl": 0o600, "node-0.jsonl": 0o600}
+    assert modes == {**private, "exit_code": 0o640}
 
 
 def test_set_up_lines_are_shell_and_run_before_the_ranks(sandbox: Sandbox) -> None:
@@ -185,7 +186,7 @@ def test_a_strict_shell_of_a_profile_does_not_lose_how_the_ranks_ended(
 @pytest.mark.parametrize("kind", ["slurm", "pbs", "local"])
 def test_a_signal_ends_the_ranks_and_their_end_is_still_written_down(sandbox: Sandbox, kind: str) -> None:
     for stand_in in (sandbox.folder / "bin/srun", sandbox.python):
-        stand_in.write_text(f"{DRIVER}kill -TERM $PPID\nexit 143\n")
+        stand_in.write_text(f"{DRIVER}{BEGINS}\nkill -TERM $PPID\nexit 143\n")
     outcome = sandbox.execute(sandbox.plan(cluster={"scheduler": kind}))
     assert outcome.code == 143
     assert outcome.events()[-1] == {"event": "ended", "code": 143}

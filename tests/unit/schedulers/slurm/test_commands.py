@@ -14,7 +14,7 @@ from launcher.failures.codes import NextReason
 from launcher.files import retried_reads
 from launcher.plan.limits import NodeGroup
 from launcher.schedulers.ask_and_submit import NoAnswer, SubmissionRefused, submit_once
-from launcher.schedulers.base import AnswerLost, JobState, QueryError, SchedulerJob
+from launcher.schedulers.base import AnswerLost, Ending, JobState, QueryError, SchedulerJob
 from launcher.schedulers.executor import JobWatcher
 from launcher.schedulers.registry import job_environment
 from launcher.schedulers.slurm import scheduler
@@ -97,6 +97,7 @@ SQUEUE = "".join(
         ("7", "NEW_STATE_OF_2031", "None", "x" * 256),
         ("8", "EXPEDITING", "BeginTime", "(null)"),
         ("9", "RESV_DEL_HOLD", "ReservationDeleted", "(null)"),
+        ("10", "REVOKED", "None", "(null)"),
     ]
 )
 
@@ -122,6 +123,7 @@ def test_jobs_are_read() -> None:
         "7": SchedulerJob("7", JobState.UNKNOWN, "NEW_STATE_OF_2031", "", "x" * 256),
         "8": SchedulerJob("8", JobState.PENDING, "EXPEDITING", "BeginTime", ""),
         "9": SchedulerJob("9", JobState.PENDING, "RESV_DEL_HOLD", "ReservationDeleted", ""),
+        "10": SchedulerJob("10", JobState.UNKNOWN, "REVOKED", "", ""),
     }
     assert parse_jobs("") == {}
 
@@ -175,7 +177,7 @@ def test_one_question_answers_for_all_jobs(commands: Path) -> None:
         f'echo "$@" >>{commands}/asked; while IFS= read -r line; do echo "$line"; done <{commands}/printed',
     )
     slurm = Slurm()
-    assert len(slurm.jobs()) == 10
+    assert len(slurm.jobs()) == 11
     assert slurm.find("tok-array", "any") == "162"
     assert slurm.find("tok", "any") is None
     asked = (commands / "asked").read_text().splitlines()
@@ -335,6 +337,18 @@ def test_an_array_is_as_large_as_both_limits_allow(commands: Path, shown: str, s
     assert Slurm().max_array_size(plan_of()) == size
 
 
+@pytest.mark.parametrize(("restarts", "requeued"), [("0", False), ("1", True), ("", True)])
+def test_who_continues_a_preempted_job_is_known(
+    commands: Path, monkeypatch: pytest.MonkeyPatch, restarts: str, requeued: bool
+) -> None:
+    """Slurm cancels it, by its partition, QOS or since it may not be requeued, or has requeued it already."""
+    answers = f"*%T*) echo 'COMPLETING|None';; *Preempt*) echo 2026-11-30T14:00:00;; *Restart*) echo {restarts};;"
+    put(commands, "squeue", f'case "$*" in {answers} esac')
+    monkeypatch.setenv("LAUNCHER_JOB_ID", "7")
+    ending = SlurmScheduler().ending(plan_of(), stop_requested=True, left=100.0)
+    assert ending == (Ending(NextReason.PREEMPTED, "Slurm", "COMPLETING") if requeued else None)
+
+
 @pytest.mark.parametrize(
     ("squeue", "requested", "reason"),
     [
@@ -353,27 +367,6 @@ def test_an_end_that_slurm_cannot_tell_is_what_the_stop_request_says(
     monkeypatch.setenv("LAUNCHER_JOB_ID", "7")
     monkeypatch.setattr(scheduler, "ASKED_FOR", 0.01)
     found = SlurmScheduler().ending(plan_of(), stop_requested=requested, left=60.0)
-    assert (found and found.reason) == reason
-
-
-@pytest.mark.parametrize(
-    ("kind", "mode", "reason"),
-    [
-        ("preempt/partition_prio", "REQUEUE", NextReason.PREEMPTED),
-        ("preempt/partition_prio", "CANCEL", None),  # nobody else continues it
-        ("preempt/partition_prio", "GANG,CANCEL", None),
-        ("preempt/qos", "CANCEL", NextReason.PREEMPTED),  # its QOS may say something else
-    ],
-)
-def test_a_preempted_job_continues_by_itself_where_slurm_cancels_it(
-    commands: Path, kind: str, mode: str, reason: NextReason | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(commands, "squeue", "case $* in *PreemptTime*) echo 2026-11-30T10:00:00 ;; *) echo 'COMPLETING|None' ;; esac")
-    shown = f"echo '   PreemptMode={mode} RootOnly=NO'"
-    put(commands, "scontrol", f"case $* in *config) echo 'PreemptType             = {kind}' ;; *low) {shown} ;; esac")
-    monkeypatch.setenv("LAUNCHER_JOB_ID", "7")
-    monkeypatch.setenv("SLURM_JOB_PARTITION", "low")
-    found = SlurmScheduler().ending(plan_of(), stop_requested=True, left=60.0)
     assert (found and found.reason) == reason
 
 
