@@ -20,6 +20,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -115,10 +116,13 @@ def list_names(folder: AnyPath) -> Outcome[list[str] | None]:
 def retry_read(call: Callable[[], T], path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[T | None]:
     """Calls a function that reads a file, and retries it while its OSError is transient; Ok(None): there is no file."""
     global _rests_until
+    found = _once(call, path)  # thousands of them end here, and none asks how long it would have been retried
+    if not (isinstance(found, Unavailable) and found.is_transient):
+        return found
     if retry_seconds is None:
         resting = not in_a_job and time.monotonic() < _rests_until
         retry_seconds = 0.0 if resting else IN_A_JOB if in_a_job or "LAUNCHER_ATTEMPT" in os.environ else IN_A_COMMAND
-    for _ in backoff(retry_seconds):
+    for _ in islice(backoff(retry_seconds), 1, None):
         found = _once(call, path)
         if not (isinstance(found, Unavailable) and found.is_transient):
             return found

@@ -92,7 +92,7 @@ def point_statuses(
         return [_packed(point, claims, cancelled, live) for point in wanted]
     requested = sweep.local_requests()
     states = [
-        or_damaged(each.run, partial(_without_query, each.run, requested.get(each.index), cancelled, live))
+        or_damaged(each.run, partial(_without_query, sweep, each.run, requested.get(each.index), cancelled, live))
         for each in wanted
     ]
     looked = iter(each_status([each.run for each, state in zip(wanted, states, strict=True) if state is None], live))
@@ -196,12 +196,12 @@ def not_begun(run: Run) -> str | None:
     return next((each.state for each in found if each.seen is None and each.state not in unread), None)
 
 
-def _without_query(run: Run, requested: float | None, cancelled: bool, live: JobMonitor) -> str | None:
+def _without_query(sweep: Sweep, run: Run, requested: float | None, cancelled: bool, live: JobMonitor) -> str | None:
     # Returns the state of a point that has no job or is done; None: it depends on its job
     if run.path in live.done or done(run):
         live.done.add(run.path)
         return RunState.DONE.value
-    events = journal_events(run)
+    events = journal_events(run, sweep)
     started = max((event.time for event in kinds.every(events, kinds.ProcessStarted)), default=float("-inf"))
     cancelled = cancelled or run.has("cancelled")  # a rerun removes the mark, also where it is refused in the end
     if requested is not None and started < requested and not cancelled:

@@ -27,10 +27,13 @@ if TYPE_CHECKING:
     from launcher.binding.masks import RankBinding
 
 
-def journal_events(run: Run) -> list[dict[str, Any]]:
-    """Returns the events of a run's journal as dicts, oldest first; for a point, with the submissions of its arrays."""
+def journal_events(run: Run, sweep: Sweep | None = None) -> list[dict[str, Any]]:
+    """Returns the events of a run's journal as dicts, oldest first; for a point, with the submissions of its arrays.
+
+    sweep: of which the caller knows the run to be a point, which is not looked at then.
+    """
     own = list(event_files.read(f"{run.path}/journal.jsonl"))
-    sweep = sweep_of(run)
+    sweep = sweep or sweep_of(run)
     if sweep is None:
         return own
     return sorted([*_submitted_with(run, sweep), *own], key=lambda event: float(event["time"]))

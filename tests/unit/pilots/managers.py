@@ -44,12 +44,10 @@ class Points:
         point = int(attempt.run.path.name)
         self.started.append(point)
         self.before(point)
-        if (pid := os.fork()) == 0:
-            if (code := self.codes.get(point, 0)) is None:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                signal.pause()
-            os._exit(code or 0)
-        return pid
+        code = self.codes.get(point, 0)
+        does = "exec sleep infinity" if code is None else f"exit {code}"
+        # a fork of this process, which has torch, takes fifty times as long
+        return os.posix_spawn("/bin/sh", ["sh", "-c", does], {}, setsigdef=[signal.SIGTERM])
 
 
 def packed_sweep(folder: Path, count: int, **packing: float) -> Sweep:

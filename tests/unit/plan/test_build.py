@@ -186,7 +186,7 @@ def test_the_texts_of_a_profile_are_all_tested() -> None:
 
 @pytest.mark.parametrize("key", TEXT_KEYS)
 def test_control_characters_are_refused_in_every_text_of_a_profile(key: str) -> None:
-    for char in CONTROLS:
+    for char in CONTROLS[TEXT_KEYS.index(key) :: len(TEXT_KEYS)]:  # each of them in one key
         with pytest.raises(ConfigError) as refusal:
             plan_of(cluster={key: f"a{char}b"})
         assert f"contains the control character {char!r}: remove it" in str(refusal.value)

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import random
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -354,7 +355,7 @@ def test_processes_that_are_killed_leave_a_journal_that_others_go_on_with(tmp_pa
         for each in processes:
             each.start()
         while journal.stat().st_size < size and all(each.is_alive() for each in processes):
-            pass
+            time.sleep(0.001)
         for each in processes:
             os.kill(each.pid or 0, signal.SIGKILL)
             each.join()
