@@ -12,7 +12,13 @@ cd {folder}
 echo called >>calls
 while [ -e hold ]; do sleep 0.05; done
 script=${{!#}}
-array=$(sed -n 's/^#SBATCH --array=//p' "$script") comment=$(sed -n 's/^#SBATCH --comment=//p' "$script")
+while IFS= read -r line; do
+  case $line in
+    "#SBATCH --array="*) array=${{line#*=}} ;;
+    "#SBATCH --comment="*) comment=${{line#*=}} ;;
+  esac
+done <"$script"
+mapfile -t known <jobs
 last=${{array%%%*}} last=${{last#0-}} count=$(($last + 1))
 [ -n "$array" ] || count=1
 after=-
@@ -33,7 +39,7 @@ if [ -e refusal ] && grep -q -- "$(cat refusal)" "$script"; then
   echo "sbatch: error: Batch job submission failed: Invalid license specification" >&2
   exit 1
 fi
-id=$((100 + $(wc -l <jobs)))
+id=$((100 + ${{#known[@]}}))
 echo "$id $count ${{array:--}} $comment $after $script" >>jobs
 echo "$id"
 """
