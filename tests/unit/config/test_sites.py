@@ -79,7 +79,8 @@ def test_every_profile_is_tested() -> None:
     assert set(SITES) == set(NODE)
 
 
-@pytest.mark.parametrize(("nodes", "mode"), [(1, "agent"), (2, "tasks")])  # for two agents see `job_of`
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("mode", ["agent", "tasks"])
 @pytest.mark.parametrize("name", SITES)
 def test_a_profile_renders_for_whole_nodes(name: str, nodes: int, mode: str) -> None:
     lines = full_node(name, nodes, launch=mode)
