@@ -44,7 +44,7 @@ from launcher.schedulers.slurm.client import Slurm
 from launcher.schedulers.topology import hosts_in, variable
 from launcher.sweeps import control
 from launcher.worker.exit_report import read_error_file, read_last_words, read_report
-from tests.unit.agent.test_leader import LIMITS, Cluster
+from tests.unit.agent.test_leader import LAUNCH, Cluster
 from tests.unit.agent.test_output import Files
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import make_sweep
@@ -545,8 +545,7 @@ def accused(place: Place) -> Tried:
         cluster.hello(1, 2)
         cluster.tick()
         cluster.coordinator.watch(cluster.now)
-        assert LIMITS.rendezvous_timeout is not None
-        for _ in range(int(LIMITS.rendezvous_timeout) + 2):
+        for _ in range(int(LAUNCH["rendezvous_timeout"]) + 2):
             for index in range(3):
                 cluster.receive(index, "heartbeat", missing=[2 * index, 2 * index + 1])
             cluster.tick(1)
