@@ -231,9 +231,8 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
     if (why := refusal_with(NO_QOS)) is None:
         return ()
     slurm = Slurm(plan.cluster.submit_timeout)
-    with contextlib.suppress(QueryError):
-        if values["partition"] is None and (chooses := text_of(slurm.settings().get("JobSubmitPlugins", ""))):
-            return (f"{why}, unless the site chooses another partition (JobSubmitPlugins={chooses})",)
+    if values["partition"] is None and (chooses := filters(slurm)):
+        return (f"{why}, unless the site chooses another partition (JobSubmitPlugins={chooses})",)
     if never := refusal_with(ANY):
         raise ConfigError(never)
     try:
@@ -244,6 +243,13 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
         if (why := refusal_with(qos)) is None:
             return ()
     raise ConfigError(why)
+
+
+def filters(slurm: Slurm) -> str:
+    """Returns the site's filters, which may choose the partition of a job that names none; empty: none, or unknown."""
+    with contextlib.suppress(QueryError):
+        return text_of(slurm.settings().get("JobSubmitPlugins", ""))
+    return ""
 
 
 # -- The checks of `doctor` for Slurm, and for a profile against its partitions
@@ -293,9 +299,11 @@ def with_qos(cluster: Cluster, found: Sequence[Partition]) -> list[Finding]:
     """Returns what `compared` finds. If the partitions do not fit, the limits that the jobs' QOS lifts do not count."""
     findings, known = list(compared(cluster, found)), list[Qos]()
     if worst(findings) is not Level.OK:
+        slurm, asked = Slurm(cluster.submit_timeout), own_settings(cluster, SlurmSettings)
+        if asked.partition is None and (chooses := filters(slurm)):
+            return [ok("profile", f"not compared: the site may choose the partition (JobSubmitPlugins={chooses})")]
         with contextlib.suppress(QueryError):
-            asked = own_settings(cluster, SlurmSettings).qos
-            known = qos_of(Slurm(cluster.submit_timeout), asked, cluster.account)
+            known = qos_of(slurm, asked.qos, cluster.account)
     for qos in known:
         findings = list(compared(cluster, [qos.within(each) for each in found]))
         if worst(findings) is Level.OK:

@@ -134,6 +134,16 @@ def test_a_partition_that_the_sites_filter_may_choose_is_not_known(site: Site, a
     assert note.startswith("cluster.partition is not set")
 
 
+@pytest.mark.parametrize(("partition", "level"), [(None, OK), ("gpu", WARNING)])
+def test_doctor_finds_nothing_wrong_where_the_sites_filter_may_choose_the_partition(
+    site: Site, partition: str | None, level: Level
+) -> None:
+    site.answers["config"] = f"{site.answers['config']}JobSubmitPlugins        = lua\n"
+    site.answers["sinfo"] = SINFO.replace("*", "")
+    cluster = make_cluster("slurm", name="site", partition=partition, qos="normal", limits=Limits(time="12h"))
+    assert [each.level for each in limits.with_qos(cluster, partitions_of(Slurm(10)))] == [level]
+
+
 @pytest.mark.parametrize("site", [{"enforced": "associations,qos"}], indirect=True)
 def test_a_limit_of_a_qos_that_slurm_does_not_enforce_is_none(site: Site) -> None:
     assert compare(plan_of(cluster={"qos": "long"}, time="9d", nodes=4), {}) == ()
