@@ -23,11 +23,8 @@ def seconds_left(environ: Mapping[str, str]) -> float | None:
     """Returns the seconds until Slurm ends this job, by its controller's time if known; None: no job, or unknown."""
     if not environ.get("SLURM_JOB_ID"):
         return None
-    environ = {name: value for name, value in environ.items() if not name.startswith("SQUEUE_")}
-    environ |= {"SLURM_TIME_FORMAT": "standard", "TZ": "UTC"}  # local times repeat when clocks are set back
-    commands = (["squeue", "-h", "-j", own_job(environ), "-o", "%e"], ["scontrol", "show", "config"])
-    asked = [_start(words, environ) for words in commands]
-    ends, config = (_seconds(_answer(process)) for process in asked)
+    # Local times repeat when clocks are set back
+    ends, config = map(_seconds, _asked("%e", {**environ, "SLURM_TIME_FORMAT": "standard", "TZ": "UTC"}))
     now = time.mktime(time.gmtime(time.time())) if config is None else config
     return None if ends is None else ends - now
 
@@ -41,9 +38,20 @@ def is_away(environ: Mapping[str, str]) -> bool:
 
 
 def kill_wait(environ: Mapping[str, str]) -> float | None:
-    """Returns the seconds between SIGTERM and SIGKILL of a job that Slurm ends (KillWait); None: unknown."""
-    found = re.search(r"^KillWait\s*= (\d+)", _answer(_start(["scontrol", "show", "config"], environ)), re.MULTILINE)
-    return None if found is None else float(found[1])
+    """Returns the seconds from SIGTERM to SIGKILL (KillWait) of this job; None: Slurm does not end it, or unknown."""
+    if not environ.get("SLURM_JOB_ID"):
+        return None
+    state, config = _asked("%T", environ)
+    found = re.search(r"^KillWait\s*= (\d+)", config, re.MULTILINE)
+    # After a signal that a user sends (--signal=B:TERM@600, scancel --full --signal=TERM) it runs on
+    return None if found is None or "RUNNING" in state.split() else float(found[1])
+
+
+def _asked(field: str, environ: Mapping[str, str]) -> list[str]:
+    # What squeue prints of this job, and Slurm's configuration; both are asked at the same time
+    environ = {name: value for name, value in environ.items() if not name.startswith("SQUEUE_")}
+    commands = (["squeue", "-h", "-j", own_job(environ), "-o", field], ["scontrol", "show", "config"])
+    return [_answer(each) for each in [_start(words, environ) for words in commands]]
 
 
 def _start(words: list[str], environ: Mapping[str, str]) -> subprocess.Popen[str] | None:

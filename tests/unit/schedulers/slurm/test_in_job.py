@@ -100,3 +100,23 @@ def test_the_hour_that_comes_twice_when_clocks_are_set_back_counts_twice(
 
 def test_outside_of_slurm_there_is_no_end() -> None:
     assert in_job.seconds_left({}) is None
+    assert in_job.kill_wait({}) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "config", "seconds"),
+    [
+        ("COMPLETING\n", f"{CONFIG}KillWait                = 30 sec\n", 30.0),
+        ("RUNNING\n", f"{CONFIG}KillWait                = 30 sec\n", None),  # a user has sent SIGTERM
+        ("CLUSTER: test\nRUNNING\n", f"{CONFIG}KillWait                = 30 sec\n", None),
+        ("COMPLETING\n", "", None),
+    ],
+)
+def test_only_a_job_that_slurm_ends_is_killed_after_sigterm(
+    tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, state: str, config: str,
+    seconds: float | None,
+) -> None:  # fmt: skip
+    answers(tmp_path, "squeue", state)
+    answers(tmp_path, "scontrol", config)
+    monkeypatch.setenv("PATH", environ["PATH"])
+    assert in_job.kill_wait(environ) == seconds
