@@ -29,7 +29,7 @@ LONGEST_METRIC = 200  # characters of a value; result.json has all of it
 
 
 def terminal_width() -> int:
-    return shutil.get_terminal_size((80, 24)).columns
+    return shutil.get_terminal_size((80, 24)).columns or 80  # 0: Python 3.10, of a terminal that tells none
 
 
 def at_blanks(text: str, width: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -67,3 +68,9 @@ def test_texts_are_wrapped_at_the_width_of_the_terminal(monkeypatch: pytest.Monk
         monkeypatch.setenv("COLUMNS", str(width))
         for lines in (table(rows, wraps=1), labelled("why", "word " * 30)):
             assert width - 5 <= max(map(len, lines)) <= width
+
+
+def test_a_terminal_that_tells_no_size_is_80_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.10 does not replace the 0 columns of such a terminal (`ssh -tt` without one, say)."""
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((0, 0)))
+    assert 75 <= max(map(len, labelled("why", "word " * 30))) <= 80
