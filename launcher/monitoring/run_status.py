@@ -352,7 +352,8 @@ class JobMonitor:
                 snapshot, key = self._query(plan), queries(plan).key(history.job_id)
                 job = snapshot.jobs.get(key)
                 known = self._has_end(plan.cluster.scheduler, key)
-                if not (snapshot.problem or known) and (job is None or job.state is JobState.GONE):
+                older = plan.cluster.query_interval is not None and _predates(snapshot, history)  # `job` asks nothing
+                if not (snapshot.problem or known or older) and (job is None or job.state is JobState.GONE):
                     gone.setdefault(plan.cluster.scheduler, (plan, []))[1].append(history.job_id)
         for plan, job_ids in gone.values():
             self._ask_ends(plan, job_ids)

@@ -555,12 +555,13 @@ def test_a_site_that_wants_time_between_queries_has_it_whatever_changes(
 def test_a_job_that_no_query_can_know_yet_is_unknown_and_not_lost(
     tmp_path: Path, says: Callable[..., list[str]], clock: Clock
 ) -> None:
-    says({})
+    asked = says({})
     run, monitor = make(tmp_path, "a", "1", cluster={"query_interval": 30}), JobMonitor(share=True)
     assert status_of(run, monitor).state is RunState.LOST
     clock.now += 5
     run.journal(kinds.Submitted(job="3"))
-    found = status_of(run, monitor)
+    (found,) = all_statuses([run], monitor)
+    assert asked == ["squeue", "sacct 1"]
     assert (found.state, found.unanswered) == (RunState.UNKNOWN, "slurm")
     assert found.job.problem == "its site wants 30 s between two queries (cluster.query_interval)"
     clock.now += 31
