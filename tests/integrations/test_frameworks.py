@@ -31,7 +31,7 @@ def launcher(tmp_path: Path) -> Launcher:
     "framework",
     [
         "lightning",
-        "transformers",
+        pytest.param("transformers", marks=pytest.mark.slow),
         pytest.param("fsdp", marks=[needs_fsdp_on_cpus, pytest.mark.slow]),
         pytest.param("accelerate", marks=pytest.mark.slow),
     ],

@@ -27,7 +27,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from launcher import Env, Resumable, torch_compat
 from launcher.torch_compat import DTensor
-from tests.markers import ci
+from tests.markers import slow
 from tests.processes.workload_ranks import run_ranks
 from tests.torch_features import needs_fsdp_on_cpus
 
@@ -261,7 +261,7 @@ def attempts(case: dict[str, Any], env: Env) -> dict[str, Any]:
 
 
 @needs_fsdp_on_cpus
-@pytest.mark.parametrize("count", [4, ci(12), pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("count", [4, slow(12), pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_loops_drawn_at_random_lose_nothing(tmp_path: Path, count: int) -> None:
     loops = dict(enumerate(drawn(count)))
     different = []
