@@ -294,8 +294,10 @@ class MemoryCheckpoints:
         return memory_format.interval(statistics.fmean(blocked), max(whole), statistics.median(self._steps))
 
     def staged(self) -> float:
-        # If each step is copied, the last copy must be complete before another step is done, or two are done again
-        return 0.0 if self._copy is None else self._copy.staged(complete=self.every == 1)
+        # With checkpoint.memory=1 the last copy must be complete before another step is done, or two are done again.
+        # Auto measures what a copy blocks without that; what is only being sent was complete when it was loaded
+        copy, each = self._copy, self.every == 1 and not self._auto
+        return 0.0 if copy is None else copy.staged(complete=each and copy.content is not None)
 
     def wait(self) -> None:
         """Waits until the last copy is complete on all ranks, or one of them has failed."""

@@ -376,6 +376,7 @@ def test_copies_that_take_long_are_rare_from_the_first_on_also_in_the_next_round
     step = 0
     while len(copies) < 2:
         time.sleep(0.01)
+        saved.staged()  # before the optimizer's step
         saved.keep(step := step + 1, state)
     saved.close()
     assert copies[1] > 20  # 0.5 s are 50 steps
@@ -383,6 +384,7 @@ def test_copies_that_take_long_are_rare_from_the_first_on_also_in_the_next_round
     began = time.perf_counter()
     for step in range(begun + 1, begun + 11):
         time.sleep(0.01)
+        saved.staged()
         saved.keep(step, state)
     assert time.perf_counter() - began < 0.4  # a later round knows that from the beginning
     saved.close()
@@ -410,6 +412,25 @@ def test_no_step_is_done_before_the_copy_of_the_one_before_is_complete(
     may_go_on.set()
     saved.close()
     assert copies == [1]
+
+
+def test_no_step_waits_for_a_copy_that_was_loaded_and_is_being_sent(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = threading.Event()
+    monkeypatch.setattr(MemoryCheckpoints, "_exchange", lambda _: sent.wait(60))
+    _, _, saved = training.begin()
+    memory = saved._memory
+    assert memory is not None
+    memory._unpaired, memory._peer = True, 1
+    memory.share(1)
+    late = threading.Timer(20, sent.set)
+    late.start()
+    saved.staged()
+    assert not sent.is_set()
+    late.cancel()
+    sent.set()
+    saved.close()
 
 
 def test_a_copy_that_fails_leaves_the_one_before_as_it_is_and_later_ones_are_made(
