@@ -296,8 +296,8 @@ class MemoryCheckpoints:
     def staged(self) -> float:
         # With checkpoint.memory=1 the last copy must be complete before another step is done, or two are done again.
         # Auto measures what a copy blocks without that; what is only being sent was complete when it was loaded
-        copy, each = self._copy, self.every == 1 and not self._auto
-        return 0.0 if copy is None else copy.staged(complete=each and copy.content is not None)
+        copy, every_step = self._copy, self.every == 1 and not self._auto
+        return 0.0 if copy is None else copy.staged(complete=every_step and copy.content is not None)
 
     def wait(self) -> None:
         """Waits until the last copy is complete on all ranks, or one of them has failed."""

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
+from launcher.cli.output import terminal_width
 from launcher.errors import UnavailableError, is_transient
 from launcher.formatting import brief, coloured, long_size, number, one_line, raw
 from launcher.runs.events import Progress
@@ -139,7 +139,7 @@ class RunBars:
         if state == self._shown:
             return
         if self._in_place:
-            width = shutil.get_terminal_size().columns - 1
+            width = terminal_width() - 1
             self._stream.write(f"\r{state[:width]}\x1b[K")
         elif not state or self._clock() - self._when < EVERY:
             return
