@@ -30,7 +30,7 @@ from launcher.files.json_types import from_json, misfit
 from launcher.files.retried_reads import Ok, Unavailable, exists, list_names, read_json, read_text, unwrap
 from launcher.runs import event_files
 from launcher.runs.events import Ended, Event, Fault, SetupFailed, Started, Stays, Stop, StopRequested, every
-from launcher.runs.job_file import FunctionFile, JobFile, ends_in, parse_exports, uptime
+from launcher.runs.job_file import BEGUN, FunctionFile, JobFile, ends_in, parse_exports, uptime
 from launcher.runs.lease_and_locks import LeaseLost, RaceLost, RunLease, held, require, require_not_lost, win
 
 J = TypeVar("J", bound=Struct)
@@ -38,8 +38,8 @@ HERE = 10  # exit code of `requeue` (the run goes on in this job), and of `wait_
 AWAY = 600.0  # seconds for which a scheduler is waited for that is away when the agents are to start or have ended
 SPARE = 10.0  # seconds before the scheduler's SIGKILL in which the job has to continue the run; at most half of them
 # Variables of an earlier attempt, and those by which begin.sh tells the driver something.
-OF_ANOTHER = ("LAUNCHER_DEADLINE", "LAUNCHER_TIME_LEFT", "LAUNCHER_DEADLINE_UPTIME")
-BEGUN, STOP = "LAUNCHER_BEGUN", "LAUNCHER_STOP"
+OF_ANOTHER = ("LAUNCHER_DEADLINE", "LAUNCHER_TIME_LEFT", "LAUNCHER_DEADLINE_UPTIME", BEGUN)
+STOP = "LAUNCHER_STOP"
 
 
 class Over(Exception):
@@ -294,7 +294,7 @@ class Job:
         with contextlib.suppress(OSError):
             payload.unlink(missing_ok=True)
             payload.symlink_to("payload.pkl")
-        return float(os.environ.pop(BEGUN, 0) or 0)
+        return float(os.environ.get(BEGUN) or 0)
 
     def _done(self) -> bool:
         # An attempt of the run may have ended with 0: it may have been submitted twice by mistake

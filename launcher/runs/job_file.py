@@ -158,6 +158,7 @@ def parse_exports(text: str) -> dict[str, str]:
 # minutes ahead would end every attempt at once. If no process is sure (the script's node was left out), any may.
 
 
+BEGUN = "LAUNCHER_BEGUN"  # variable with the uptime at which the job script began
 BOOT_ID, UPTIME = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/uptime")
 
 

@@ -133,6 +133,7 @@ class QsubCommands(ABC):
     timeout: float = 60  # timeout of each command in seconds
 
     unanswered: ClassVar[re.Pattern[str]]  # messages if the server was not reached, or its reply was lost
+    refusal: ClassVar[int | None] = None  # exit code of qsub after a site's hook has refused the job, whatever it says
     job_limit: ClassVar[re.Pattern[str]]  # messages if the user has reached a limit on the number of jobs
 
     def run(self, *command: str, good: tuple[int, ...] = (0,)) -> str:
@@ -166,6 +167,7 @@ class QsubCommands(ABC):
         | qsub prints | exit code | result |
         |---|---|---|
         | a job's id | 0; Grid Engine: or 1, after a warning | the job's id |
+        | anything | `refusal` | SubmissionRefused, with the message and a hint |
         | a message that the server was not reached, or its reply was lost | any | NoAnswer |
         | anything else | 0 | NoAnswer |
         | anything else | not 0 | SubmissionRefused, with the message and a hint |
@@ -177,7 +179,7 @@ class QsubCommands(ABC):
         printed = (done.stderr.strip() or done.stdout.strip()).split("usage:")[0].strip().removesuffix("Exiting.")
         words = " ".join(printed.split()).removeprefix("Unable to run job: ").removeprefix("qsub: ")
         words = words or f"exit code {done.returncode}"
-        if done.returncode == 0 or self.unanswered.search(words):
+        if done.returncode == 0 or (done.returncode != self.refusal and self.unanswered.search(words)):
             raise NoAnswer(words)
         hint = self._hint(done.returncode, words)
         raise SubmissionRefused(

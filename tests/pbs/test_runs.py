@@ -104,6 +104,21 @@ def test_a_run_that_is_out_of_time_says_so(launcher: Launcher) -> None:
     launcher.until(lambda: not processes_of(launcher), "no process of the run is left", 15)
 
 
+def test_a_wall_time_that_was_changed_while_the_job_waited_is_the_one_that_counts(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """Users shorten it with qalter so that their job starts sooner; hooks of sites do so, too."""
+    script = tmp_path / "train.py"
+    script.write_text("import os\nprint('left', os.environ['LAUNCHER_TIME_LEFT'])\n")
+    launcher.submit("run", str(script), "cluster.directives.h=true", "time=1h", "wait=false")
+    job = str(launcher.status()["job"])
+    for command in (["qalter", "-l", "walltime=00:05:00"], ["qrls"]):
+        subprocess.run([*command, job], env=launcher.environ, check=True)
+    assert launcher("wait", "latest", "-q").returncode == 0
+    (line,) = (launcher.last().attempts()[-1].logs / "rank-0.out").read_text().splitlines()
+    assert 240 <= int(line.removeprefix("left ")) <= 300
+
+
 def test_ranks_of_all_nodes_are_told_to_stop(launcher: Launcher) -> None:
     """PBS itself tells the first node only."""
     launcher.submit(*SLEEPS[:1], "workload.entry=tests.chaos.faults:says_that_it_was_told", *SLEEPS[2:])

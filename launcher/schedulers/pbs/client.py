@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import getpass
 import json
-import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 from launcher.failures.messages import signal_name
@@ -22,19 +19,10 @@ from launcher.fast_dataclasses import Struct
 from launcher.files.retried_reads import read_text, unwrap
 from launcher.schedulers.ask_and_submit import SubmitCommand
 from launcher.schedulers.base import OUTCOMES, AnswerLost, JobExecution, JobOrigin, JobState, QueryError, SchedulerJob
+from launcher.schedulers.pbs.in_job import find as find
 from launcher.schedulers.pending import Form
 from launcher.schedulers.qsub import TOKEN, QsubCommands
 from launcher.units import parse_size, parse_time, size_or_none
-
-
-def find(command: str) -> str | None:
-    """Returns the path of a PBS command on PATH, else in PBS_EXEC of pbs.conf (a job's PATH may lack it), or None."""
-    folders = [os.environ.get("PATH", os.defpath)]
-    with contextlib.suppress(OSError):
-        text = Path(os.environ.get("PBS_CONF_FILE", "/etc/pbs.conf")).read_text()
-        folders += [f"{folder}/bin" for folder in re.findall(r"^PBS_EXEC=(\S+)", text, re.MULTILINE)]
-    return shutil.which(command, path=os.pathsep.join(folders))
-
 
 # -- Runs PBS's job commands, each with a timeout, and parses their output
 
@@ -49,8 +37,8 @@ ENDS = (
     (r" and terminated( by \S+)?$", "CANCELLED"), (r"exceeded resource walltime$", "TIMEOUT"),
     (r"^Job run at .* and failed$", "FAILED"), (r"^Job run at .* and finished$", "COMPLETED"),
 )  # fmt: skip
-# Exit codes are PBSE_* modulo 256 (pbs_error.h): 15001, 15139 (a job in the history), 15159 (an ended subjob).
-UNKNOWN_JOB, FINISHED, FINISHED_SUBJOB, UNKNOWN_QUEUE, UNAUTHORIZED = 153, 35, 55, 170, 159
+# Exit codes are PBSE_* modulo 256 (pbs_error.h): 15001, 15139 (a job in the history), 15159 (an ended subjob), 15136.
+UNKNOWN_JOB, FINISHED, FINISHED_SUBJOB, UNKNOWN_QUEUE, UNAUTHORIZED, HOOK = 153, 35, 55, 170, 159, 32
 DELETED = "91"  # substate of a deleted job
 # Error messages of PBS's commands if the server was not reached.
 _UNREACHED = r"cannot connect|Connection refused|Unknown Host|No route to host|Server shutting down"
@@ -76,6 +64,7 @@ NEWEST = 100  # maximum number of jobs with the same name in which a token is lo
 class PBS(QsubCommands):
     terse: ClassVar[tuple[str, ...]] = ()
     unanswered = NO_ANSWER
+    refusal = HOOK
     job_limit = JOB_LIMIT
 
     def jobs(self, *also_over: str) -> dict[str, SchedulerJob]:

@@ -28,7 +28,7 @@ class PBSScheduler(QsubScheduler):
     template = "qsub.sh.j2"
     shell = JobVariables(
         job_id="$PBS_JOBID", element_id=r"${PBS_ARRAY_ID/\[\]/}_$PBS_ARRAY_INDEX", index="PBS_ARRAY_INDEX",
-        output="$PBS_JOBID.OU",
+        output="$PBS_JOBID.OU", time_left="launcher.schedulers.pbs.in_job:seconds_left",
     )  # fmt: skip
     interactive = "qsub -I"
     allocation_variables = ("PBS_JOBID", "PBS_NODEFILE")

@@ -23,7 +23,8 @@ from launcher.runs.directory import current_attempt
 from launcher.runs.events import Fault
 from launcher.runs.job_file import exports as all_exports
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.pbs.client import PBS, find
+from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.pbs.in_job import find
 from launcher.schedulers.tasks import TaskRequest, attempt_is_over, environments, report, watch
 from launcher.schedulers.topology import hosts_in_node_file, variable
 

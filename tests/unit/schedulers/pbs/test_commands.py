@@ -639,6 +639,7 @@ usage: qsub [-a date_time] [-A account_string] [-c interval]
         (1, "qsub: cannot send environment with the job",
          "qsub refused the job: cannot send environment with the job"),
         (32, "qsub: the site's hook\n  says no", "qsub refused the job: the site's hook says no"),
+        (32, "qsub: no project: set one, and try again", "qsub refused the job: no project: set one, and try again"),
         (9, "", "qsub refused the job: exit code 9"),
     ],
 )  # fmt: skip
