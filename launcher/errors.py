@@ -59,16 +59,22 @@ class UnavailableError(RunError, OSError):
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """Returns ` Did you mean a or b?` with the entries of `known` that are most similar to `word`; empty: none is."""
+    """Returns ` Did you mean a or b?` with the entries of `known` that are most similar to `word`; empty: none is.
+
+    A dotted word is compared with what has the same beginning up to its last dot, if anything has.
+    """
     from difflib import get_close_matches
 
     low = word.lstrip("-").lower()
     names = {each.lstrip("-").lower(): each for each in known}
+    section, _, last = low.rpartition(".")
+    inside = {each.rpartition(".")[2]: each for each in names if section and each.rpartition(".")[0] == section}
     matches = (
         [names[low]] if low in names
-        else [names[each] for each in get_close_matches(low, names, n=3, cutoff=0.6)]
+        else [names[inside[each]] for each in get_close_matches(last, inside, n=3, cutoff=0.6)]
+        or [names[each] for each in get_close_matches(low, () if inside else names, n=3, cutoff=0.6)]
         or [names[each] for each in names if each.startswith((f"{low}_", f"{low}-"))][:3]
-        or [names[each] for each in names if each.endswith(f".{low}")][:3]
+        or [names[each] for each in names if each.endswith(f".{last if inside else low}")][:3]
     )  # fmt: skip
     return f" Did you mean {' or '.join(matches)}?" if matches else ""
 

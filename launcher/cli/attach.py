@@ -28,7 +28,7 @@ from launcher.attach import HELLO, SECRET, SERVED, data_message, data_of, exchan
 from launcher.errors import NOT_ON_PATH, RunError
 from launcher.failures.tracebacks import main_thread
 from launcher.files.folder_checks import require_own
-from launcher.formatting import name_ranks, ranges
+from launcher.formatting import name_ranks, plural, ranges
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, status_of
 from launcher.paths import own_module
 from launcher.plan.plan import JobPlan
@@ -83,7 +83,7 @@ def _require_rank(seen: RunStatus, members: Sequence[Met], rank: int | None) -> 
         raise RunError(f"{seen.run.id} has not finished its rendezvous yet: try again in a moment")
     ranks = members[0].ranks
     if rank is not None and rank >= ranks:
-        raise RunError(f"{seen.run.id} has no rank {rank}: its ranks are 0 to {ranks - 1}")
+        raise RunError(f"{seen.run.id} has no rank {rank}: it has {plural(ranks, 'rank')}")
 
 
 def _stack(attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:

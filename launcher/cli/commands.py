@@ -40,8 +40,11 @@ def _run(name: str, words: list[str]) -> int:
     if name not in COMMANDS:
         if os.path.isfile(name):
             raise ConfigError(f"{name} is a file, and no command: `{program()} run {shlex.quote(name)}` runs it")
+        from launcher.paths import choices
+
+        workloads = [f"workload={each}" for each in choices("workload")]
         raise ConfigError(
-            f"there is no command {name!r}.{near(name, COMMANDS)} Known: {', '.join(COMMANDS)}; "
+            f"there is no command {name!r}.{near(name, [*COMMANDS, *workloads])} Known: {', '.join(COMMANDS)}; "
             "anything else is KEY=VALUE and submits a run"
         )
     parser = parser_of(name)

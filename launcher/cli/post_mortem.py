@@ -195,7 +195,7 @@ def findings_of(seen: RunStatus, attempt: Attempt | None, following: Attempt | N
         errors = [line for path in rank_logs(attempt, rank, ("err",)) for line in tail(path)]
         if not trace and fault.code in known.LEFT:  # a program of the user
             trace = tracebacks.last_traceback(errors)
-        first_error = trace.splitlines()[-1].strip() if trace else fault.error or ""
+        first_error = tracebacks.last_error(trace) or (trace or fault.error or "").partition("\n")[0]
         same, followed, others, unsearched = _others(attempt, rank, first_error)
         log = _log(attempt, rank, trace)
         frames = tracebacks.crash_lines(errors)

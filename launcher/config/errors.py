@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.config import schema
-from launcher.config.keys import Key, all_keys, keys_of, known_keys, of_other_schedulers, workloads_with
+from launcher.config.keys import all_keys, keys_of, known_keys, of_other_schedulers, workloads_with
 from launcher.config.overrides import as_typed, key_of, quoted
 from launcher.errors import ConfigError, near, program
 from launcher.paths import GROUPS, choices, resource, user_config_dir
@@ -88,7 +88,7 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
     first, *rest = [line.strip() for line in cause.splitlines() if line.strip()]
     key = next((line.removeprefix("full_key: ") for line in rest if line.startswith("full_key: ")), "")
     value = next((word for word in reversed(arguments) if key and key_of(word) == key), key)
-    why = wrong_value(cause, known_keys(arguments).get(key)) or first
+    why = wrong_value(cause, key, arguments) or first
     return f"{value}: {why}" if value else why
 
 
@@ -126,6 +126,8 @@ def require_options(arguments: Sequence[str]) -> Namespace:
     modes = [f"--{name}" for name in ("run", "multirun", "cfg", "info", "shell_completion") if getattr(given, name)]
     if len(modes) > 1:
         raise ConfigError(f"{' and '.join(modes)} exclude each other: leave one of them out")
+    if given.config_dir and not Path(given.config_dir).is_dir():
+        raise ConfigError(f"--config-dir {given.config_dir}: there is no such folder")
     if given.resolve and not given.cfg:
         raise ConfigError("--resolve is for --cfg: add --cfg job")
     return given
@@ -219,29 +221,43 @@ def _about_a_file(text: str, kind: type | None) -> str | None:
             return f"{where}: {words}"
         words = f"there is no key {_short(key, group)!r}.{_near(key, group, kind)}"
         return f"{where}: {words} `launcher help --all` lists all"
-    if key and (why := wrong_value(message, known_keys(()).get(key))):
+    if key and (why := wrong_value(message, key)):
         value = NO_CHOICE.search(message) or WRONG_TYPE.search(message)
         return f"{where}: {_short(key, group)}{f'={value[1]}' if value else ''}: {why}"
-    if "Cannot merge" in message:
-        at = f"{_short(key, group)}: " if key else ""
-        return f"{where}: {at}a list is given where a section ({{NAME: VALUE}}) is needed, or vice versa"
-    if "is not a subclass of" in message:
-        return f"{where}: it, and each section in it, must have lines of the form KEY: VALUE"
+    if re.search("Cannot merge|is not a subclass of", message):
+        lines_of = "must have lines of the form KEY: VALUE"
+        return _of_wrong_form(name, group) or f"{where}: it, and each section in it, {lines_of}"
     lines = [line.strip() for line in message.splitlines()[1:] if line.strip()]
     others = ("full_key", "object_type", "reference_type")
     first = next((line for line in lines if not line.startswith(others)), message)
     return f"{where}: {_short(key, group) + ': ' if key else ''}{first}"
 
 
+def _of_wrong_form(name: str, group: str) -> str | None:
+    # Our text about the first key of a file that has a text or list where a section is needed, or a section for a list
+    keys = known_keys(())
+    for key, (line, value) in _keys_in(name).items():
+        default = keys[key].default if key in keys else None
+        if isinstance(value, list) and isinstance(next(iter(value), None), tuple):
+            wrong = "it must be a list ([one, two])" if default == "[]" else ""
+        else:
+            wrong = "it must be a section ({NAME: VALUE})" if default == "{}" else _inside(key, keys)
+        if wrong and key not in GROUPS:
+            return f"{file_of(name)}, line {line}: {_short(key, group)}: {wrong}"
+    return None
+
+
 def no_scheduler(name: str) -> str:
     return f"the profile of cluster={name} names no scheduler: begin its file with `defaults: [slurm, _self_]`, or pbs"
 
 
-def wrong_value(message: str, key: Key | None) -> str | None:
+def wrong_value(message: str, name: str, arguments: Sequence[str] = ()) -> str | None:
     """Returns the text about what a key's value must be, for an error about its type; None: another error."""
+    keys = known_keys(arguments)
+    key = keys.get(name)
     if choice := NO_CHOICE.search(message):
         known = [word.strip() for word in choice[2].split(",")]
-        return f"it is one of {', '.join(known)}.{near(choice[1], known)}"
+        return f"it must be one of {', '.join(known)}.{near(choice[1], known)}"
     if value := WRONG_TYPE.search(message):
         return f"it must be {KINDS.get(value[2], value[2])}" + (f": {key.doc}" if key and key.doc else "")  # the unit
     if NO_NULL.search(message):
@@ -252,14 +268,22 @@ def wrong_value(message: str, key: Key | None) -> str | None:
         return "it must be one text, and no list or section"
     if LIST.search(message):
         return "it must be a list ([one, two])"
-    return "it must be a section of its own ({NAME: VALUE})" if SECTION.search(message) else None
+    if not SECTION.search(message):
+        return None
+    return _inside(name, keys) or f"it is a section: set a name in it ({name}.NAME=VALUE)"
+
+
+def _inside(section: str, keys: Iterable[str]) -> str:
+    # Empty: these keys are not in such a section
+    inside = ", ".join(each for each in keys if each.startswith(f"{section}."))
+    return f"it is a section: set a key in it ({inside})" if inside else ""
 
 
 def in_yaml(error: Exception, file: Path | None = None) -> str:
     """Returns our text for a YAML error: the file (None: the one that the error names), the line and the reason."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     why = getattr(error, "problem", None) or str(error)
-    if why.startswith("found duplicate key"):
+    if why.startswith("found duplicate key") and why.split()[-1] in GROUPS:
         why += ". Next to `cluster: NAME`, give the keys of a section as separate lines (`cluster.account: me`)"
     if mark is None:
         return f"{file or 'a file of the configuration'}: this is not valid YAML: {why}"

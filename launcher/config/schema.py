@@ -132,9 +132,9 @@ class BestIs(Enum):
 class Limits:
     """Limits of a site for a job. None or empty: no limit."""
 
-    nodes: int | None = None  # most nodes
+    nodes: Nat | None = None  # most nodes
     gpus_per_node: int | None = None  # most GPUs on one node
-    cpus_per_node: int | None = None  # most CPUs on one node
+    cpus_per_node: Nat | None = None  # most CPUs on one node
     mem_per_node: Memory | None = None  # most memory on one node, with a unit (`250G`)
     time: Time | None = None  # longest wall time, in any form that `time` takes
     time_by_nodes: dict[int, str] = field(default_factory=dict)  # longest wall time from a number of nodes on ({1: 2h})

@@ -206,7 +206,8 @@ def _arguments(case: Case) -> Steps:
 
 
 def _file(case: Case) -> Steps:
-    data: Steps = [Step("which data sets are here, and how to get one", f"{case.program} data"), _then(case)]
+    sets = [] if case.plan.own_code else [Step("which data sets are here, and how to get one", f"{case.program} data")]
+    data: Steps = [*sets, _then(case)]
     there = f"does it exist on the compute nodes, and may you read it? ls -l ...{_on(case)}"
     return [there, *(_arguments(case) or data)]
 
@@ -280,7 +281,7 @@ _ADVICE: dict[EndKind, Callable[[Case], Steps]] = {
         _then(case),
     ],
     EndKind.CONFIG_ERROR: lambda case: (
-        _arguments(case) or [Step("change the setting that the cause names", case.resume("KEY=VALUE"))]
+        _arguments(case) or [Step("change the setting or the code that the cause names", case.resume("KEY=VALUE"))]
     ),
     EndKind.FILE_MISSING: _file,
     EndKind.DAMAGED_CHECKPOINT: _damaged_checkpoint,

@@ -241,7 +241,12 @@ def _check_script(program: Program, place: ModulePath) -> None:
     if path.suffix != ".py" and not _is_text(path):
         raise ConfigError(f"{key} is neither a Python file nor executable: chmod u+x {path}")
     if program.python is None:  # another interpreter may have another syntax
-        _parsed(path, key)
+        try:
+            _parsed(path, key)
+        except ConfigError as error:
+            if path.suffix == ".py":
+                raise
+            raise ConfigError(f"{error}. If it is no Python file: chmod u+x {path}") from None
 
 
 def _is_module(name: str, place: ModulePath) -> bool:

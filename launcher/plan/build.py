@@ -20,7 +20,7 @@ from launcher.errors import ConfigError, near
 from launcher.fast_dataclasses import Struct
 from launcher.files.json_types import as_json
 from launcher.formatting import plural
-from launcher.paths import LONGEST_NAME
+from launcher.paths import LONGEST_NAME, user_config_dir
 from launcher.plan import plan as plans
 from launcher.plan.plan import CONTROL, NIC, JobPlan, keys_of, texts_in
 from launcher.redaction import without_password
@@ -351,7 +351,7 @@ def _require(cluster: schema.Cluster) -> None:
             override = f"cluster.{key}={example or '...'}"
             raise ConfigError(
                 f"cluster.{key} is not set, and cluster={cluster.name} wants it: add {shlex.quote(override)}, or "
-                "set it for good in ~/.config/launcher/user.yaml"
+                f"set it for good in {user_config_dir()}/user.yaml"
             )
 
 

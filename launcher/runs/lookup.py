@@ -102,6 +102,7 @@ def _folder(name: str, runs_dir: Path | None, *kinds: str) -> Path:
             return path
         if "/" in name[:-1] or not name.strip("./"):
             why = f"is not a {kind}: it has no {RECORDS[kind]}" if os.path.isdir(path) else "does not exist"
+            why += "" if name[0] in "/~." else "; a point of a sweep is SWEEP/NUMBER"
             raise NoRunError(f"{path} {why}")
         name = name[:-1]  # shells complete a sweep to `SWEEP/`
     path = runs_dir / name
@@ -111,6 +112,8 @@ def _folder(name: str, runs_dir: Path | None, *kinds: str) -> Path:
         sweep = path.resolve().name
         which = f"{name} is {sweep}, a sweep" if name == "latest" else f"{name} is a sweep"
         raise NoRunError(f"{which}: name one of its points ({sweep}/0), or see `launcher sweep --help`")
+    if kinds == ("sweep",) and name != "latest" and _has(path, "run"):
+        raise NoRunError(f"{name} is a run, and no sweep: see `launcher status {name}`")
     if name == "latest":
         if kind == "sweep" and _has(path, "run"):  # the link leads to a run that was submitted since
             for folder in newest(runs_dir):

@@ -64,7 +64,8 @@ class Qsub(Struct):
         if self.kind is QsubKind.NONE:
             return f"qsub is not on this machine's PATH: submit from a login node of the {wanted.value} cluster"
         if self.kind is QsubKind.UNKNOWN:
-            return f"{self.path} is not {wanted.value}'s qsub, and nobody's that is known ({self.evidence})"
+            do = f"submit from a login node of the {wanted.value} cluster, or put its commands in front on PATH"
+            return f"{self.path} is not known to be {wanted.value}'s qsub ({self.evidence}): {do}"
         what = f"{self.path} is not {wanted.value}'s qsub but {self.kind.value} ({self.evidence})"
         if cluster := CLUSTERS.get(self.kind):
             return f"{what}: use cluster={cluster}"

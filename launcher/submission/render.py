@@ -48,7 +48,9 @@ def checked_template(name: str) -> str:
     path = next(filter(Path.is_file, places), None)
     if path is None:
         tried = " or ".join(dict.fromkeys(map(str, places)))
-        raise ConfigError(f"cluster.template={name}: there is no file {tried}: `template show` prints one")
+        raise ConfigError(
+            f"cluster.template={name}: there is no file {tried}: `template show` prints one", key="cluster.template"
+        )
     if wrong := list(template_problems(path)):
         raise ConfigError("cluster.template: " + "\n  ".join(wrong))
     return str(path)

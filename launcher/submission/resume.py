@@ -114,7 +114,9 @@ def require_over(run: Run) -> None:
         raise RunError(f"{run.id} is done: there is nothing to resume")
     if not seen.state.over and seen.state is not RunState.UNSUBMITTED:
         word = f" ({seen.job.text})" if seen.state is RunState.UNKNOWN and seen.job.text else ""
-        raise RunError(f"{run.id} is {seen.state.value}{word}: to change its size, `touch {run.path}/stop` and wait")
+        queued = seen.state is RunState.QUEUED
+        do = f"`{program()} cancel {run.id}` first" if queued else f"`touch {run.path}/stop` and wait"
+        raise RunError(f"{run.id} is {seen.state.value}{word}: to change its size, {do}")
 
 
 FIXED = ("run_id", "runs_dir", "workload", "name")  # keys that another attempt of a run cannot change

@@ -185,7 +185,7 @@ def test_a_job_that_can_never_run_says_why(launcher: Launcher) -> None:
         (["cluster.partition=gpu"], "cluster.partition is a key for slurm, and the cluster is pbs: use cluster.queue"),
         (
             ["cluster.gpu_directive=gres", "gpus_per_node=1"],
-            "gpu_directive=gres: it is one of ngpus, none",
+            "gpu_directive=gres: it must be one of ngpus, none",
         ),
         (["+cluster.directives.N=x"], "the qsub option -N cannot be among the directives: use name"),
         (["+cluster.directives.queue=x"], "'queue' is not the letter of a qsub option"),

@@ -127,6 +127,7 @@ def test_a_command_loads_only_what_it_needs() -> None:
     [
         ("stauts", "there is no command 'stauts'. Did you mean status? Known: run, status, logs, cancel, "),
         ("stauts --help", "there is no command 'stauts'"),
+        ("ddp_mnist", "there is no command 'ddp_mnist'. Did you mean workload=ddp_mnist?"),
         ("status --al", "there is no option '--al'. Did you mean --all"),
         ("status --all=3", "--all: ignored explicit argument '3'"),
         ("status --runs-dir", "--runs-dir: expected one argument"),

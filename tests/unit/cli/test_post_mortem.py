@@ -106,6 +106,15 @@ def test_an_error_in_the_code(made: Run, call: Call) -> None:
     assert (told["same"], told["others"], told["followed"]) == ([0], {"1": "KeyError: 3"}, [2])
 
 
+def test_an_error_message_of_several_lines_is_the_same_error_in_other_ranks(made: Run, call: Call) -> None:
+    trace = f"{TRACE}:\n  model.weight: other values\nMake equal what should be equal"
+    logs = attempt(made, rank=3, code="raised", error="ValueError: no:", traceback=trace).logs
+    for rank in (0, 3):
+        write(logs / f"rank-{rank}.err", f"{trace}\n")
+    told = verdict(call)
+    assert (told["same"], told["others"]) == ([0], {})
+
+
 def test_what_torch_puts_before_the_lines_of_a_traceback_hides_no_error(made: Run, call: Call) -> None:
     logs = attempt(made, rank=3, code="raised", error="ValueError: no", traceback=TRACE).logs
     for rank in (0, 3):

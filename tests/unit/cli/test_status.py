@@ -677,7 +677,8 @@ def test_a_run_whose_job_slurm_still_lists_is_not_resumed(
     end(run, 75, job="1")
     monkeypatch.setattr(Slurm, "run", lambda *_: f"{'1':64}{word:32}{'None':64}{'(null)':256}1:00\n")
     assert rows(tmp_path)["a"]["state"] == state
-    with pytest.raises(RunError, match=f"a is {state}"):
+    do = "`.*launcher cancel a` first" if state == "queued" else f"`touch {run.path}/stop` and wait"
+    with pytest.raises(RunError, match=f"a is {state}.*: to change its size, {do}"):
         require_over(run)
     if state == "unknown":
         found = explain(run, "launcher")

@@ -77,8 +77,20 @@ def explained(*typed: str) -> str:
         (["workload=p2p", "stauts"], "'stauts' is neither a command nor KEY=VALUE"),
         (["workload=p2p", "cluster.exclude=node[3,7]"], "quote it as a text: 'cluster.exclude=\"node[3,7]\"'"),
         (["workload=program", "workload.flags.lr=1,2"], "or write 'workload.flags.lr=[1,2]' for a list"),
-        (["workload=program", "workload.flags=3"], "workload.flags=3: it must be a section of its own ({NAME: VALUE})"),
-        (["workload=p2p", "cluster.limits=3"], "cluster.limits=3: it must be a section of its own ({NAME: VALUE})"),
+        (
+            ["workload=program", "workload.flags=3"],
+            "workload.flags=3: it is a section: set a name in it (workload.flags.NAME=VALUE)",
+        ),
+        (
+            ["workload=p2p", "cluster.limits=3"],
+            "cluster.limits=3: it is a section: set a key in it (cluster.limits.nodes, ",
+        ),
+        (
+            ["workload=p2p", "resume=never"],
+            "resume=never: it is a section: set a key in it (resume.how, resume.max_attempts",
+        ),
+        (["workload=ddp_mnist", "train.lr=1"], "there is no key 'train.lr'. Did you mean workload.lr?"),
+        (["workload=p2p", "checkpoint.kep=1"], "Did you mean checkpoint.keep?"),
         (["workload=p2p", "cluster.setup=null"], "cluster.setup=null: it cannot be null: leave it out for its default"),
         (
             ["workload=p2p", "name=a,b"],
@@ -86,11 +98,11 @@ def explained(*typed: str) -> str:
         ),
         (["workload=p2p", "nodes=two"], "nodes=two: it must be a whole number"),
         (["workload=p2p", "launch.grace=30s"], "launch.grace=30s: it must be a whole number: seconds between SIGTERM"),
-        (["workload=p2p", "launch.mode=both"], "launch.mode=both: it is one of agent, tasks"),
+        (["workload=p2p", "launch.mode=both"], "launch.mode=both: it must be one of agent, tasks"),
         (["workload=p2p", "cluster.setup=x"], "cluster.setup=x: it must be a list ([one, two])"),
         (["workload=p2p", "cluster.setup=[null]"], "cluster.setup[0]: null cannot be one of its values: leave it out"),
         (["workload.sizes=1M"], "no workload: add workload=NAME, with one of collective, "),
-        (["workload=p2p", "workload.size=1M"], "Did you mean workload.sizes or workload.seed"),  # and each once
+        (["workload=p2p", "workload.size=1M"], "Did you mean workload.sizes?"),  # once
         (["workload=p2p", "workload.lr=1"], "There is one with workload=ddp_mnist or fsdp_lm."),
         (["workload=program", "workload.script=a.py", "lr=1"], "Arguments of your own program follow `--`"),
         (
@@ -191,6 +203,7 @@ def test_an_option_among_the_scripts_arguments_is_not_ours() -> None:
         (["--foo"], "there is no option '--foo'. `python -m launcher --help` lists them"),
         (["workload=p2p", "--cfg", "jbo"], "--cfg/-c: invalid choice: 'jbo'"),
         (["workload=p2p", "--cfg"], "--cfg/-c: expected one argument"),
+        (["workload=p2p", "--config-dir=/no/such"], "--config-dir /no/such: there is no such folder"),
         (["workload=p2p", "--resolve"], "--resolve is for --cfg: add --cfg job"),
         (["-m", "workload=p2p", "--cfg", "job"], "--multirun and --cfg exclude each other: leave one of them out"),
         (["-m", "workload=p2p", "stauts"], "'stauts' is neither a command nor KEY=VALUE"),

@@ -123,6 +123,7 @@ def test_bad_input_is_told_with_what_was_meant(call: Call, sweep: Sweep, line: s
     ("line", "words", "code"),
     [
         ("sweep status lr-2", "no sweep 'lr-2' in ", 2),
+        ("logs lr-1/x", "lr-1/x does not exist; a point of a sweep is SWEEP/NUMBER", 2),
         ("sweep cancel lr-1 6", "sweep lr-1 has no point 6, only 0-5", 2),
         ("sweep rerun lr-1 0 3 5", "only points that are over and not done can be restarted (0 done, 3 running)", 1),
         ("status lr-2", "and no sweep. Did you mean lr-1", 2),

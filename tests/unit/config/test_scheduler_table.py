@@ -79,7 +79,7 @@ def test_a_scheduler_of_another_package_has_keys_of_its_own(
 @pytest.mark.parametrize(
     ("text", "words", "told"),
     [
-        ("", ["cluster.priority=urgent"], "cluster.priority=urgent: it is one of low, high"),
+        ("", ["cluster.priority=urgent"], "cluster.priority=urgent: it must be one of low, high"),
         ("", ["cluster.max_wait=soon"], "cluster.max_wait: 'soon' is not a time"),
         ("", ["cluster.priorty=x"], "there is no key 'cluster.priorty'. Did you mean cluster.priority"),
         ("", ["cluster.partition=gpu"], "cluster.partition is a key for slurm, and the cluster is third: use "),
@@ -143,7 +143,7 @@ def test_the_keys_of_ours_are_in_their_folders(name: str) -> None:
     [
         (["cluster=pbs", "cluster.exclude=node4"], "PBS cannot exclude nodes"),
         (["cluster=pbs", "cluster.gpu_type=a100"], "cluster.chunk"),
-        (["cluster=pbs", "cluster.gpu_directive=gres"], "it is one of ngpus, none"),
+        (["cluster=pbs", "cluster.gpu_directive=gres"], "it must be one of ngpus, none"),
         (["cluster=slurm", "cluster.chunk.model=a100"], "use cluster.constraint"),
         (["cluster=slurm", "cluster.mpiexec=[mpiexec]"], "srun starts the tasks"),
         (

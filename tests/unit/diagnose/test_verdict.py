@@ -677,6 +677,12 @@ def test_arguments_that_a_program_has_refused_are_not_offered_again(kind: EndKin
     assert [line.partition("|")[2] for line in told.splitlines() if "resume" in line] == [offered]
 
 
+@pytest.mark.parametrize(("own", "told"), [("DDPMnist", True), ("Program", False), ("Function", False)])
+def test_the_launchers_data_sets_are_offered_to_its_own_workloads(own: str, told: bool) -> None:
+    plan = with_fields(plan_of(), workload={"kind": own})
+    assert ("|python -m launcher data" in steps(EndKind.FILE_MISSING, plan=plan)) is told
+
+
 def test_more_memory_is_named_with_what_was_used() -> None:
     told = steps(EndKind.OUT_OF_MEMORY, memory={"used": int(15.8 * GIB), "limit": 16 * GIB})
     assert "ask for more memory (it used 15.8G of 16G)|python -m launcher resume run-1 mem=32G" in told

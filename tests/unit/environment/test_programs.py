@@ -105,6 +105,7 @@ def test_what_can_run_passes_and_is_not_executed(place: ModulePath, keys: dict[s
         ),
         ({"script": "zero.py"}, "is not valid Python: {dir}/zero.py"),
         ({"script": "words"}, "workload.script=words is not valid Python: {dir}/words, line 1: 'just some words'"),
+        ({"script": "words"}, ". If it is no Python file: chmod u+x {dir}/words"),
         ({"script": "binary"}, "is neither a Python file nor executable: chmod u+x {dir}/binary"),
         ({"script": "odd"}, "neither a program nor a script that begins with"),
         ({"script": "run.sh", "fork": True}, "workload.fork is for Python files"),

@@ -306,6 +306,8 @@ def test_sweeps_and_points_are_found(tmp_path: Path) -> None:
         lookup.find("lr-1", tmp_path)
     run = Run.create(tmp_path / "newer-run")
     (run.path / lookup.RECORDS["run"]).write_text("{}")
+    with pytest.raises(RunError, match="newer-run is a run, and no sweep: see `launcher status newer-run`"):
+        lookup.find_sweep("newer-run", tmp_path)
     run.link(tmp_path)
     assert lookup.find("latest", tmp_path) == run
     assert lookup.find_sweep("latest", tmp_path) in (sweep, other), "the newest sweep, though a run is newer"

@@ -80,10 +80,11 @@ def test_slurms_wrapper_is_not_called() -> None:
                             "put the PBS commands in front of it on PATH, if there are any"),
         (ELF, says(UNREADABLE, "SGE 8.1.9\nusage"),
          "/bin/qsub is not PBS's qsub but Grid Engine (SGE 8.1.9): use cluster=sge"),
-        (ELF, says("\n  what?\nno\n"), "/bin/qsub is not PBS's qsub, and nobody's that is known "
-                                       "(`qsub --version` says 'what?')"),
-        (ELF, says("\n"), "/bin/qsub is not PBS's qsub, and nobody's that is known "
-                          "(`qsub --version` says 'nothing')"),
+        (ELF, says("\n  what?\nno\n"), "/bin/qsub is not known to be PBS's qsub (`qsub --version` says 'what?'): "
+                                       "submit from a login node of the PBS cluster, or put its commands in front on "
+                                       "PATH"),
+        (ELF, says("\n"), "/bin/qsub is not known to be PBS's qsub (`qsub --version` says 'nothing'): submit "
+                          "from a login node of the PBS cluster, or put its commands in front on PATH"),
     ],
 )  # fmt: skip
 def test_a_problem_says_what_was_found_and_what_to_do(
