@@ -170,12 +170,14 @@ class PbsTask:
     def poll(self) -> int | None:
         if self._code is None and self._process is not None:
             self._signal()
-            found, gone = read_text(self._file("exit"), retry_seconds=0), self._process.poll() is not None
+            found, left = read_text(self._file("exit"), retry_seconds=0), self._process.poll()
+            # pbsdsh that has failed itself, as when its node's MoM is restarted, knows nothing of the task, which goes on
+            alone = bool(left and self._read("pid"))
             self._copy_output()
             if isinstance(found, Unavailable) and self._wanted is not signal.SIGKILL:
                 self._code = self._unread(found)
             else:
-                self._code = self._judge(_line(found), gone)
+                self._code = self._judge(_line(found), left is not None, alone)
             if self._code is not None:
                 self._process.kill()  # pbsdsh may wait for a lost node
                 self._process.wait()
@@ -200,9 +202,9 @@ class PbsTask:
         self._blame(FaultCode.TASK_UNKNOWN, why=found.reason)
         return errors.RESUME
 
-    def _judge(self, written: str, gone: bool) -> int | None:
+    def _judge(self, written: str, gone: bool, alone: bool) -> int | None:
         self._unread_since = None
-        if not (written or gone):
+        if not (written or (gone and not alone)):
             if self._killed is None or time.monotonic() < self._killed + UNREACHABLE:
                 return None
             self._blame(FaultCode.NODE_ENDED)

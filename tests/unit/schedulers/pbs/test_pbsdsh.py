@@ -165,6 +165,32 @@ def test_a_task_of_a_job_that_is_deleted_is_signalled_and_over_when_it_says_so(
         task.poll()
 
 
+# OpenPBS 23.06.06, when the MoM of the first node is restarted and keeps its jobs (pbs_mom -p), or has crashed.
+FAILS = (
+    'setsid "$@" &\nuntil [ -e begun ]; do sleep 0.01; done\n'
+    "echo '/opt/pbs/bin/pbsdsh: Event poll failed, error not connected (17002)' >&2\nexit 2"
+)
+
+
+@pytest.mark.parametrize(("how", "code"), [(None, 7), (PbsTask.terminate, 75), (PbsTask.kill, 137)])
+def test_a_task_goes_on_without_its_pbsdsh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Callable[[PbsTask], None] | None, code: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pbs_task, "SETTLE_TIME", 0.0)
+    task = task_of(
+        tmp_path, FAILS, f"{SAVES}; exit 7" if how else "touch begun; until [ -e go ]; do sleep 0.01; done; exit 7"
+    )
+    task.start()
+    assert task._process is not None
+    assert task._process.wait() == 2
+    assert [task.poll() for _ in range(3)] == [None] * 3
+    (tmp_path / "go").touch()
+    if how is not None:
+        how(task)
+    assert ended(task) == code
+
+
 @pytest.mark.parametrize("over", [False, True])
 def test_a_task_on_a_lost_node_is_a_failure_unless_its_run_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: bool
