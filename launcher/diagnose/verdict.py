@@ -269,15 +269,17 @@ def _without_fault(seen: Evidence) -> Verdict:
     reported = f"{seen.scheduler} says {state}" if state in DECISIVE else seen.job.text or state
     found = error_patterns.last_symptom(seen.output) if kind is None else None
     sign = found[1] if found else ""
+    show_last = (sign or last) and state not in _STATE_KINDS and not request
+    printed = f"its last line: {sign or last}" if show_last else ""
     if seen.state is RunState.FAILED:
-        show_last = (sign or last) and state not in _STATE_KINDS and not request
-        printed = f"its last line: {sign or last}" if show_last else ""
         parts = [f"{request or 'no rank reported a cause'}{code}", reported, printed]
         cause: str | None = "; ".join(part for part in parts if part)
     elif seen.cancelled and seen.state is RunState.CANCELLED and state not in DECISIVE:
         cause = _cancelled(seen)
     else:
-        cause = "; ".join(part for part in (request, reported) if part) or None
+        # Before an attempt, only the scheduler or the site's own programs print
+        printed = "" if seen.begun else printed
+        cause = "; ".join(part for part in (request, reported, printed) if part) or None
     cancelled = seen.cancelled, seen.state is RunState.CANCELLED
     if all(cancelled) or (kind is None and any(cancelled)):  # Slurm may cancel a job that uses too much memory
         return Verdict(EndKind.CANCELLED, cause)

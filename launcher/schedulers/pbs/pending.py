@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from launcher.files.retried_reads import Ok, exists
 from launcher.formatting import format_size, plural
 from launcher.plan.plan import JobPlan, settings_of
 from launcher.schedulers import pending
@@ -141,7 +142,7 @@ def explain(waiting: Waiting, pbs: PBS) -> Explanation:
         text = str(array.get("comment", ""))
         comment = explain_array(array, text)
         record = {**record, "max_run_subjobs": array.get("max_run_subjobs", "")}
-    comment = not_startable(record, plan) or comment
+    comment = not_startable(record, plan, native_id(job_id)) or comment
     nodes: list[PBSNode] = answers.get(pbs.nodes, [])
     own = record.get("queue") or settings_of(plan, PBSSettings).queue
     queue = answers.get(lambda: pbs.queue_facts(own), None) if own else None
@@ -199,14 +200,18 @@ def explain_state(record: Mapping[str, Any], comment: str) -> Reason:
     return in_words(comment)
 
 
-def not_startable(record: Mapping[str, Any], plan: JobPlan) -> Reason | None:
-    """Explains that PBS could not start a job, since MoM cannot open the job's output; None: PBS has not failed."""
+def not_startable(record: Mapping[str, Any], plan: JobPlan, job_id: str) -> Reason | None:
+    """Explains that no MoM could open the job's output, or that a prologue fails; None: PBS has not failed."""
     if record.get("Exit_status") != RETRY or record.get("job_state") not in ("H", "Q"):
         return None
+    tried = f"PBS has tried {record.get('run_count', 'several')} times to start it, and no node could"
+    output = str(record.get("Output_Path", "")).partition(":")[2]
+    if output and exists(f"{output}{job_id}.OU", retry_seconds=0) == Ok(True):
+        prints = f"a program of the site (prologue) fails there; what it prints is in {output}{job_id}.OU"
+        return Reason(Why.HELD, f"{tried}: {prints}", "tell your site; cancel it, and submit it again")
     return Reason(
         Why.HELD,
-        f"PBS has tried {record.get('run_count', 'several')} times to start it, and no node could: most likely they do "
-        f"not see {plan.run_dir}, where its output goes",
+        f"{tried}: most likely they do not see {plan.run_dir}, where its output goes",
         "cancel it, and submit it again with a runs_dir that all nodes share",
     )
 

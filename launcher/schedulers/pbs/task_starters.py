@@ -171,7 +171,7 @@ class PbsTask:
         if self._code is None and self._process is not None:
             self._signal()
             found, left = read_text(self._file("exit"), retry_seconds=0), self._process.poll()
-            # pbsdsh that has failed itself, as when its node's MoM is restarted, knows nothing of the task, which goes on
+            # pbsdsh that has failed itself, as when its MoM is restarted, knows nothing of the task, which goes on
             alone = bool(left and self._read("pid"))
             self._copy_output()
             if isinstance(found, Unavailable) and self._wanted is not signal.SIGKILL:

@@ -538,6 +538,12 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][
         (Evidence(RunState.STOPPED, ended=75, preempted=True, stop=Stop(reason=StopReason.SIGNAL, host="n1", step=7)),
          EndKind.PREEMPTED, f"{SAY} at step 7"),
         (Evidence(RunState.LOST), EndKind.LOST, None),
+        (Evidence(RunState.LOST, output=("a step",)), EndKind.LOST, None),
+        # A prologue of PBS that fails, without job history
+        (
+            Evidence(RunState.LOST, begun=False, output=("no scratch", "Could not run prolog: exit: 1", "")),
+            EndKind.NEVER_STARTED, "its last line: Could not run prolog: exit: 1",
+        ),
         (
             Evidence(RunState.LOST, scheduler="Slurm", notices=lines(BY_REQUEUE)), EndKind.REQUEUED,
             "Slurm says REQUEUED",

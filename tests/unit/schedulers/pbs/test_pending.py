@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,9 +177,22 @@ def test_what_no_node_has_never_starts_whatever_pbs_says(
     ],
 )  # fmt: skip
 def test_a_folder_that_nodes_do_not_see_is_named(record: dict[str, str], told: str) -> None:
-    found = pending.not_startable(record, dataclasses.replace(pbs_plan(), run_dir="/runs/a"))
+    found = pending.not_startable(record, dataclasses.replace(pbs_plan(), run_dir="/runs/a"), "7.pbs-srv")
     assert (found.words if found else "").startswith(told)
     assert (found is None) == (not told)
+
+
+def test_nodes_that_have_opened_the_output_see_its_folder(tmp_path: Path) -> None:
+    """A prologue that exits with 2, on OpenPBS 23.06.06."""
+    (tmp_path / "46.pbs-srv.OU").write_text("prologue: scratch is not mounted\n" * 21)
+    record = {
+        "job_state": "H", "Hold_Types": "s", "run_count": "21", "Exit_status": "-3",
+        "Output_Path": f"login:{tmp_path}/", "comment": "job held, too many failed attempts to run",
+    }  # fmt: skip
+    found = pending.not_startable(record, pbs_plan(), "46.pbs-srv")
+    assert found is not None
+    assert "do not see" not in found.words
+    assert found.words.endswith(f"what it prints is in {tmp_path}/46.pbs-srv.OU")
 
 
 def test_nodes_are_read_from_pbsnodes() -> None:
