@@ -17,6 +17,7 @@ from launcher.cli.output import confirm, print_commands, print_under, program
 from launcher.cli.wait import follow_sweep
 from launcher.config.compose_points import of_multirun, space_of
 from launcher.config.errors import in_our_words
+from launcher.config.overrides import key_of
 from launcher.config.schema import Config
 from launcher.config.search_space import size
 from launcher.errors import FAILED, ConfigError, LauncherError
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from launcher.cli.submit import CommandLine
 
 GRID = "PointSweeper"  # our sweeper
+OF_SEARCHES = ("sweep.budget.", "sweep.asha.", "sweep.goal", "sweep.seed")  # a user's settings may have them for others
 SEARCHES = (
     "Searches are sweep.search=tpe|random|grid|asha, whose pilots choose points while they run; docs/sweeps.md says "
     "what to write instead"
@@ -57,6 +59,8 @@ class Multirun:
 
     def __call__(self, batch: Sequence[Sequence[str]]) -> list[JobReturn]:
         """Submits the points of a sweep; returns a JobReturn without a value for each."""
+        if word := next((each for each in self._command.words if key_of(each).startswith(OF_SEARCHES)), None):
+            raise ConfigError(f"{word} is for a search: add sweep.search=random, tpe, asha or grid, or leave it out")
         points = [self._requested(point, number, batch) for number, point in enumerate(batch)]
         prepared = prepare_sweep(points, self._command.words)
         self._submit(prepared, points[0].config)

@@ -219,6 +219,9 @@ def _about_a_file(text: str, kind: type | None) -> str | None:
             )
         if words := of_other_schedulers(key, kind):
             return f"{where}: {words}"
+        if kind is schema.Workload:
+            begin = "begin it with `defaults: [program, _self_]`, or function"
+            return f"{where}: the file starts from no workload that has a key {_short(key, group)!r}: {begin}"
         words = f"there is no key {_short(key, group)!r}.{_near(key, group, kind)}"
         return f"{where}: {words} `launcher help --all` lists all"
     if key and (why := wrong_value(message, key)):

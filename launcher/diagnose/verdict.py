@@ -100,7 +100,7 @@ class Evidence:
     notices: tuple[pending.Notice, ...] = ()  # messages of the scheduler in the job's output
     log: tuple[str, ...] = ()  # the last lines of the failed rank's log
     output: tuple[str, ...] = ()  # the last lines of the job's output
-    setup: str = ""  # the first line of the set-up command that failed
+    setup: str = ""  # the first line of the user's own set-up command that failed
     cancelled: bool = False  # whether `launcher cancel` was called for the run
     pruned: kinds.Pruned | None = None  # None: the search of the run's sweep did not
     preempted: bool = False  # whether the scheduler was preempting the job when it stopped
@@ -172,7 +172,8 @@ def _classify(seen: Evidence) -> Verdict:
     if seen.fault is None:
         return _without_fault(seen)
     if isinstance(seen.fault, kinds.SetupFailed):
-        return Verdict(EndKind.SETUP_FAILED, f"{seen.fault.message} on {seen.fault.host}: {seen.setup}")
+        line = f": {seen.setup}" if seen.setup else ""
+        return Verdict(EndKind.SETUP_FAILED, f"{seen.fault.message} on {seen.fault.host}{line}")
     return _fault(seen, seen.fault)
 
 
@@ -357,7 +358,9 @@ def _from_events(plan: JobPlan, events: Sequence[Mapping[str, Any]], evidence: E
     setup = ""
     if isinstance(fault, kinds.SetupFailed):
         lines = [each.line for each in setup_lines(plan)]
-        setup = lines[fault.line - 1].partition("\n")[0] if 0 < fault.line <= len(lines) else "?"
+        failed = lines[fault.line - 1] if 0 < fault.line <= len(lines) else "?"
+        ours = failed != "?" and failed not in (*plan.cluster.setup, *plan.env.setup)  # the message says what it does
+        setup = "" if ours else failed.partition("\n")[0]
     return replace(
         evidence, fault=fault, stop=kinds.last(events, kinds.Stop), stays=kinds.last(events, kinds.Stays),
         request=kinds.last(events, kinds.StopRequested),

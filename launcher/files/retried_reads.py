@@ -36,6 +36,7 @@ FIRST, LONGEST = 0.1, 5.0  # first and longest pause between two tries, in secon
 REST = 10.0  # seconds after a failed read in which other reads are not retried
 
 ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
+UNWRITABLE = frozenset({errno.EROFS, errno.ENOSPC, errno.EDQUOT})  # no read ends so: a lock's file is made if missing
 NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.ENXIO, errno.EFBIG})
 
 in_a_job = False  # whether this process is the driver of a job
@@ -157,4 +158,5 @@ def _once(call: Callable[[], T], path: AnyPath) -> Outcome[T | None]:
         why = error.strerror or str(error)
         if number in NO_FILE:
             return Wrong(f"{path} cannot be read: {why}")
-        return Unavailable(f"{path} cannot be read now: {why} ({errno.errorcode.get(number, number)})", number)
+        how = "written" if number in UNWRITABLE else "read now"
+        return Unavailable(f"{path} cannot be {how}: {why} ({errno.errorcode.get(number, number)})", number)

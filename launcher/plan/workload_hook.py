@@ -145,7 +145,7 @@ def _hook_errors(name: str) -> Iterator[None]:
 
         frames = [each for each in traceback.extract_tb(error.__traceback__) if Path(each.filename).is_file()]
         place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames[1:] else ""
-        if isinstance(error, ModuleNotFoundError) and error.name == name.partition(":")[0].partition(".")[0]:
+        if isinstance(error, ModuleNotFoundError) and f"{name.partition(':')[0]}.".startswith(f"{error.name}."):
             place = ". Submit in the folder that has it, or put that on PYTHONPATH"
         raise ConfigError(f"workload.hook={name}: {type(error).__name__}: {error}{place}") from error
     finally:

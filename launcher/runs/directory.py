@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import io_bounds
-from launcher.errors import NO_RETRY, RESUME, ConfigError, RunError, UnavailableError, is_transient
+from launcher.errors import FULL, NO_RETRY, RESUME, ConfigError, RunError, UnavailableError, is_transient
 from launcher.failures import messages
 from launcher.failures.codes import FaultCode
 from launcher.fast_dataclasses import Struct
@@ -144,10 +144,11 @@ class Run(Struct):
             exists already.
         Raises RunError: the directory is incomplete, and others can write to it.
         """
-        with making_in(path.parent):
+        with making_in(path.parent), contextlib.ExitStack() as undo:
             safe_io.make_folder(path.parent)
             try:
                 path.mkdir(mode=0o700)
+                undo.callback(_remove_empty, path)
             except FileExistsError:
                 names = {entry.name for entry in path.iterdir()} if path.is_dir() else {"a file"}
                 if not {name for name in names if not name.startswith(_UNFINISHED)} <= _WITHOUT_RECORD:
@@ -157,6 +158,7 @@ class Run(Struct):
                 folder.mkdir(mode=0o700, exist_ok=True)
             if not (path / SECRET).exists():
                 folder_checks.make_secret(path / SECRET)
+            undo.pop_all()
         return cls(path)
 
     def recorded(self) -> bool:
@@ -402,6 +404,12 @@ class Attempt(Struct):
         return sorted(events, key=itemgetter("time"))
 
 
+def _remove_empty(folder: Path) -> None:
+    for each in (folder / "submitit", folder / "attempts", folder):
+        with contextlib.suppress(OSError):  # another process may have begun to use it
+            each.rmdir()
+
+
 @contextlib.contextmanager
 def making_in(runs_dir: Path) -> Iterator[None]:
     """Makes ConfigErrors of the system's errors in the block, and of a folder that others could replace."""
@@ -411,9 +419,10 @@ def making_in(runs_dir: Path) -> Iterator[None]:
     except UnavailableError:
         raise
     except OSError as error:
+        do = "make room there, or set" if error.errno in FULL else "set"
         raise ConfigError(
-            f"runs_dir={runs_dir}: a folder cannot be made there ({error.strerror}): set runs_dir to a folder that "
-            "you can write to and that all nodes share"
+            f"runs_dir={runs_dir}: a run cannot be made there ({error.strerror}): {do} runs_dir to a folder that you "
+            "can write to and that all nodes share"
         ) from None
 
 

@@ -248,3 +248,15 @@ def test_a_meaning_is_told_only_where_the_key_has_no_other_one(
     with pytest.raises(ConfigError) as raised:
         submit.main([*words, "dry_run=true"])
     assert str(raised.value).endswith(told)
+
+
+def test_a_workloads_file_that_starts_from_none_is_told_how_to_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "workload").mkdir()
+    (tmp_path / "workload/mine.yaml").write_text("name: mine\ntarget: a.b:main\n")
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
+    told = (
+        "mine.yaml, line 2: the file starts from no workload that has a key 'target': begin it with `defaults: [program"
+    )
+    refused(["workload=mine", "dry_run=true"], told)

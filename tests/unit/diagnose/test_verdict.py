@@ -649,6 +649,16 @@ def test_a_set_up_line_that_failed() -> None:
     assert verdict == Verdict(EndKind.SETUP_FAILED, "set-up line 2 of cluster=mine failed on node1: module load cuda")
 
 
+@pytest.mark.parametrize(("line", "setup"), [(1, "module load cuda"), (2, ""), (3, ". /opt/env.sh"), (4, "?")])
+def test_a_set_up_line_is_shown_if_the_user_wrote_it(line: int, setup: str) -> None:
+    env = Env(activate="/env", setup=[". /opt/env.sh"])
+    plan = plan_of(cluster={"setup": ["module load cuda"]}, env=env)
+    event = {"event": "setup_failed", "line": line, "host": "node1", "message": "it failed", "code": 1}
+    found = diagnosis._from_events(plan, [event], Evidence(RunState.FAILED))
+    assert found.setup == setup
+    assert classify(found).cause == "it failed on node1" + (f": {setup}" if setup else "")
+
+
 def test_the_line_that_told_it_is_kept() -> None:
     verdict = classify(failed(ABORTED, log=("a", NCCL_TIMEOUT, "b")))
     assert verdict.sign == NCCL_TIMEOUT

@@ -64,6 +64,15 @@ def test_what_passes_is_waited_for(file: Path, server: FileServer, number: int, 
     assert len(server.slept) == 2 * times
 
 
+def test_what_cannot_be_made_is_not_told_as_what_cannot_be_read(file: Path, server: FileServer) -> None:
+    server.fail(file, FOR_EVER, errno.EROFS)
+    with (
+        pytest.raises(UnavailableError, match=r"cannot be written: Read-only file system \(EROFS\)"),
+        locks.try_acquire(file),
+    ):
+        pass
+
+
 @pytest.mark.parametrize(("job", "seconds"), [(True, IN_A_JOB), (False, IN_A_COMMAND)])
 @pytest.mark.parametrize("number", PASSING)
 def test_what_does_not_pass_is_given_up(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -19,6 +20,7 @@ import pytest
 
 from launcher import io_bounds
 from launcher.errors import ConfigError, RunError
+from launcher.files import safe_io
 from launcher.paths import new_id
 from launcher.plan.build import check_name
 from launcher.runs import event_files, lookup
@@ -219,6 +221,21 @@ def test_a_runs_dir_that_cannot_be_is_told_with_the_key(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"runs_dir=.*file: .* cannot be made .*set runs_dir to a folder"):
         Run.create(tmp_path / "file" / "a")
+
+
+def test_a_run_for_whose_files_there_is_no_room_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(safe_io, "create", full)
+    with pytest.raises(ConfigError, match=r"cannot be made there \(No space left on device\): make room there, or set"):
+        Run.create(tmp_path / "a")
+    (tmp_path / "b").mkdir(mode=0o700)  # of a submitter that was killed, or is at work
+    with pytest.raises(ConfigError, match="No space left"):
+        Run.create(tmp_path / "b")
+    assert [each.name for each in tmp_path.iterdir()] == ["b"]
 
 
 @pytest.mark.parametrize(

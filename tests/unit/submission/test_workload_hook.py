@@ -82,6 +82,7 @@ def test_one_object_answers_for_a_whole_submission() -> None:
     [
         ("Answers", "write it as package.module:Class"),
         ("nowhere_to_be_found:Hook", "No module named .nowhere_to_be_found.\\. Submit in the folder that has it"),
+        ("tests.nowhere:Hook", r"No module named 'tests.nowhere'\. Submit in the folder that has it"),
         (f"{HERE}Nobody", "has no attribute 'Nobody'"),
         (f"{HERE}Path", "Path is no subclass of launcher.WorkloadHook"),
         (f"{HERE}Forgets", "cannot unpack"),
