@@ -274,10 +274,13 @@ def _srun(place: _Place) -> Topology | None:
     # The distribution to nodes, before that to sockets (`block:cyclic`) and options (`block,nopack`); empty: block.
     distribution = re.split("[:,]", place.environ.get("SLURM_DISTRIBUTION", ""))[0]
     master = "" if distribution == "arbitrary" and len(hosts) > 1 else hosts[0]
+    fills_nodes, local_rank = distribution in ("", "block"), place.number("SLURM_LOCALID")
+    # Where a site has a topology, srun of 26.05 numbers tasks in its order, and no task knows where task 0 is. So tasks
+    # that fill nodes are counted in the order of the list.
+    rank = sum(counts[:node]) + local_rank if fills_nodes else place.number("SLURM_PROCID")
     return Topology(
-        "srun", place.number("SLURM_PROCID"), place.number("SLURM_LOCALID"), node,
-        place.number("SLURM_STEP_NUM_TASKS"), counts[node], len(hosts), hosts, master, None, f"slurm-{job}",
-        tasks_per_node=tuple(counts), fills_nodes=distribution in ("", "block"),
+        "srun", rank, local_rank, node, place.number("SLURM_STEP_NUM_TASKS"), counts[node], len(hosts), hosts, master,
+        None, f"slurm-{job}", tasks_per_node=tuple(counts), fills_nodes=fills_nodes,
     )  # fmt: skip
 
 

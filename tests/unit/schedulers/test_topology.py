@@ -154,11 +154,11 @@ def test_a_source_that_lacks_a_variable_gives_way_whatever_the_others_are() -> N
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
-        ({**SRUN, "SLURM_PROCID": "7"}, "rank 7 of 3"),
-        ({**SRUN, "SLURM_LOCALID": "1"}, "local rank 1 of 1"),
+        ({**SRUN, "SLURM_PROCID": "7", "SLURM_DISTRIBUTION": "cyclic"}, "rank 7 of 3"),
+        ({**SRUN, "SLURM_LOCALID": "1"}, "rank 3 of 3"),
         ({**SRUN, "SLURM_NODEID": "2"}, "node 2"),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2"}, "2 hosts .* 1 task counts"),
-        ({**SRUN, "SLURM_PROCID": "two"}, "SLURM_PROCID='two' is not a number"),
+        ({**SRUN, "SLURM_LOCALID": "two"}, "SLURM_LOCALID='two' is not a number"),
         ({**SRUN, "SLURM_STEP_NODELIST": "node[1-2"}, "brackets do not match"),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2,one"}, "contradict"),
         ({**TORCHRUN, "RANK": "8"}, "rank 8 of 8"),
@@ -275,8 +275,6 @@ def srun(counts: str, places: list[int], **more: str) -> list[Topology]:
             ("2(x2)", [0, 0, 1, 1], {"SLURM_DISTRIBUTION": words}, [(0, 0, 1, 1)] * 4)
             for words in ("block", "block:cyclic", "block,nopack")
         ),
-        # Nobody says that they are dealt out in turn, and two of the ranks can see that they were.
-        ("2,1", [0, 1, 0], {}, [(0, 0, 1), (), ()]),
     ],
 )
 def test_where_sruns_ranks_are(
@@ -288,6 +286,18 @@ def test_where_sruns_ranks_are(
     assert assign_nodes([(each.node_rank, hosts[each.node_rank]) for each in ranks], hosts) == Nodes(
         tuple(places), hosts
     )
+
+
+@pytest.mark.parametrize(
+    ("counts", "places"), [("1(x4)", [2, 3, 0, 1]), ("2(x3)", [1, 1, 2, 2, 0, 0]), ("2,1", [0, 1, 0]), ("2,1", [1, 0, 0])]
+)
+def test_ranks_are_counted_along_the_list_where_srun_follows_the_topology(counts: str, places: list[int]) -> None:
+    """As in 26.05 with topology/tree or topology/block whose switches are in another order than the nodes' names."""
+    ranks = sorted(srun(counts, places), key=lambda each: each.rank)
+    assert [each.rank for each in ranks] == list(range(len(places)))
+    assert [each.node_rank for each in ranks] == sorted(places)
+    assert {(each.master, nodes_in_order(each)) for each in ranks} == {("n1", tuple(sorted(places)))}
+    assert ranks[0].node_rank == 0
 
 
 def test_with_an_arbitrary_distribution_the_host_of_rank_0_must_be_told() -> None:
