@@ -294,7 +294,7 @@ def parse_accounting(text: str) -> dict[str, SchedulerJob]:
         if len(fields) == 5 and "." not in fields[0]:
             job_id, end, *values = fields
             job = _job(job_id, *values)
-            over = job.state is JobState.UNKNOWN and end[:1].isdigit()
+            over = job.state is JobState.UNKNOWN and job.raw_state != "REVOKED" and end[:1].isdigit()
             jobs[job_id] = replace(job, state=JobState.GONE) if over else job
     return jobs
 

@@ -33,6 +33,12 @@ _LOOK = "the end of its log may tell why (launcher logs RUN); "
 TABLE: tuple[tuple[str, Reason], ...] = (
     (r"None|", Reason(Why.ROOM, "Slurm has not looked at it yet", "ask again in a minute")),
     (r"Resources", Reason(Why.ROOM, "it is among the first in the queue; the nodes it asks for are in use")),
+    # IS_TOPO_ERROR in slurm_errno.h of 26.05
+    (r"Required nodes (lack available resources|do not fit topology)|No suitable topology unit found.*"
+     r"|Insufficient resources in topology unit|No available nodes in topology"
+     r"|Weight-based selection .*topology unit|Exceeded maximum node limit during topology allocation", Reason(Why.ROOM,
+     "no part of the network (a switch, a block) that it may use has enough free nodes",
+     "it starts when one has; with fewer nodes, or without `switches` or `segment` in cluster.directives, it may fit")),
     (r"Priority", Reason(Why.ROOM, "jobs of higher priority are in front of it in the queue",
      "`sprio -l -j {job}` tells what its priority is made of; a smaller or shorter job may fit into a gap before "
      "them")),

@@ -140,6 +140,7 @@ SACCT = """\
 8|2026-11-21T20:00:00|OUT_OF_MEMORY|None|tok a|b
 9|2026-11-21T20:00:00|NEW_STATE_OF_2031|None|
 10|Unknown|NEW_STATE_OF_2031|None|
+11|2026-11-21T20:00:00|REVOKED|None|
 a site's own remark
 """
 
@@ -156,6 +157,7 @@ def test_accounting_is_read_without_the_steps() -> None:
         "8": (JobState.FAILED, "OUT_OF_MEMORY", "", "tok a|b"),
         "9": (JobState.GONE, "NEW_STATE_OF_2031", "", ""),  # it has an end, so it is over
         "10": (JobState.UNKNOWN, "NEW_STATE_OF_2031", "", ""),
+        "11": (JobState.UNKNOWN, "REVOKED", "", ""),  # over here: another cluster of the federation has it
     }
 
 

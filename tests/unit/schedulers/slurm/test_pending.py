@@ -52,6 +52,12 @@ CODES = [
     "ReqNodeNotAvail, Reserved for maintenance", "ReqNodeNotAvail,_Reserved_for_maintenance",
     "ReqNodeNotAvail, May be reserved for other job", "ReqNodeNotAvail, UnavailableNodes:node[1-2]",
     "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions",
+    # slurm_errno.c of 26.05: a job that no part of the topology can take
+    "Required_nodes_lack_available_resources", "Required_nodes_do_not_fit_topology",
+    "No_suitable_topology_unit_found", "No_suitable_topology_unit_found_for_segment",
+    "Insufficient_resources_in_topology_unit", "No_available_nodes_in_topology",
+    "Weight-based_selection_could_not_satisfy_request_within_topology_unit",
+    "Exceeded_maximum_node_limit_during_topology_allocation",
     "launch_failed_requeued_held", "launch failed requeued held", "job requeued in held state",
     "user env retrieval failed requeued held", "Job's account not permitted to use this partition (gpu allows x)",
 ]  # fmt: skip
