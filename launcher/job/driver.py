@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from launcher import processes
-from launcher.errors import DONE, NO_RETRY, RESUME, RunError, UnavailableError, is_transient
+from launcher.errors import DONE, FAILED, NO_RETRY, RESUME, RunError, UnavailableError, is_transient
 from launcher.failures.codes import FaultCode, NextReason, StopReason
 from launcher.fast_dataclasses import Struct, replace
 from launcher.files import retried_reads
@@ -78,7 +78,8 @@ def end_of(
     | the agents' exit code cannot be read now, and the command failed | 75 |
     | they recorded none, and the command ended with 0, as srun does when Slurm takes a node away | 75 |
     | the agents recorded an exit code (0 does not count if the run needs all its nodes) | that one |
-    | the command was killed by a signal, or ended with an error number of Slurm, and the run can be resumed | 75 |
+    | the command was killed by a signal, or ended with an error number of Slurm or with 1, as srun does without | 75 |
+    | a step, and the run can be resumed | |
     | otherwise | the command's |
 
     The exit code of the agent that failed first counts more than the command's, which may be that of an agent that was
@@ -91,7 +92,7 @@ def end_of(
     word = (recorded.value or "").strip()
     if word.isdecimal():
         return command if all_nodes and int(word) == DONE else int(word), None
-    if 128 < command < 255 and may_resume():
+    if (command == FAILED or 128 < command < 255) and may_resume():
         return RESUME, Stop(reason=StopReason.KILLED, exit_code=command)
     return command, None
 
@@ -115,7 +116,7 @@ def main(arguments: Sequence[str]) -> int:
                 return Job(job, lease, stops, failed, umask).run()
         except Over as over:
             if over.code != HERE:
-                return _exit_code(job, over.code)
+                return _exit_code(job, over.code, stops.requested)
         except (RunError, OSError) as error:
             return refuse(error)
         os.umask(0o077)
@@ -179,8 +180,10 @@ def _element(job: JobFile) -> JobFile:
     return job
 
 
-def _exit_code(job: JobFile, code: int) -> int:
+def _exit_code(job: JobFile, code: int, requested: str | None) -> int:
     # Or the code that makes the scheduler start the job again, if `requeue` has asked for it
+    if code != DONE and not requested:  # a job that it ends itself, as by a preemption, it may start again
+        _of_scheduler(job.for_good)
     if job.again is not None:
         with contextlib.suppress(OSError):
             os.unlink(os.environ[job.again[0]])
@@ -463,7 +466,7 @@ class Job:
         if code == DONE or not (requested or secrets_for_later):
             self._remove_secrets()
         self._end_chain(code)
-        return _exit_code(self._job, code)
+        return _exit_code(self._job, code, requested)
 
     def _end_of(self, command: int) -> tuple[int, Stop | None]:
         for _ in retried_reads.backoff(retried_reads.IN_A_JOB if command == DONE else 0.0):
@@ -478,6 +481,8 @@ class Job:
     def _may_resume(self, command: int) -> bool:
         # SIGTERM for the agents alone is a preemption, or the loss of a node, while they start; if none has begun, a
         # node's slurmd or prolog has failed: there need be no checkpoint yet
+        if command == FAILED:  # an agent's own failure, or that of the program that starts them
+            return self._job.away is not None and not self._has_begun()
         preempted = command == 128 + signal.SIGTERM and not self._stops.requested
         if self._job.program_resumes or preempted or not self._has_begun():
             return True

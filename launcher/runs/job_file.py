@@ -57,6 +57,7 @@ class JobFile(Struct):
     time_left: str | None = None  # module:function that asks the scheduler for the seconds left
     away: str | None = None  # module:function that tells whether the scheduler, needed to start agents, is away
     kill_wait: str | None = None  # module:function that tells the seconds between SIGTERM and SIGKILL
+    for_good: str | None = None  # module:function that keeps the scheduler from restarting the job for its exit code
     again: tuple[str, int] | None = None  # variable with the path of a file, and the exit code if the file exists
     threads: int | None = None  # OMP_NUM_THREADS, unless it is set
     environment_file: str | None = None

@@ -161,6 +161,7 @@ class JobVariables(Struct):
     time_left: str | None = None
     away: str | None = None  # the same, that returns whether the scheduler, without which no agent starts, is away
     kill_wait: str | None = None  # the same, that returns the seconds between SIGTERM and SIGKILL of the job, or None
+    for_good: str | None = None  # the same, that keeps the scheduler from restarting the job for its exit code
     # A variable with the path of a file, and the exit code with which the script ends if that file exists, so that the
     # scheduler starts the job again; None: the scheduler does not do so.
     again: tuple[str, int] | None = None

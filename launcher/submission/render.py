@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BLOCKS = ("directives", "setup", "run", "after")
+EXPORTS = ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV")
 VALUES = ("plan", "directives")  # names that the block `directives` may use
 
 
@@ -276,8 +277,8 @@ def _job_file(plan: JobPlan, scheduler: Scheduler, elements: Path | None, *, aft
         signals=tuple(shell.signals.split()),
         no_workdir=plan.no_workdir,
         setup=tuple(SetupLineFields(each.words) for each in setup_lines(plan)),
-        # SLURM_EXPORT_ENV is set by sbatch --export=NONE: srun has to pass the job's variables all the same.
-        environment={**({"SLURM_EXPORT_ENV": None} if plan.starter == "srun" else {}), **plan.cluster.environment},
+        # Of sbatch --export=NONE, or in an allocation of its user: srun has to pass all variables of the job
+        environment={**(dict.fromkeys(EXPORTS) if plan.starter == "srun" else {}), **plan.cluster.environment},
         secrets=plan.env.secrets,
         secret_variables=plan.secret_variables,
         checkpoints=plan.checkpoint.dir,
@@ -292,6 +293,7 @@ def _job_file(plan: JobPlan, scheduler: Scheduler, elements: Path | None, *, aft
         time_left=shell.time_left,
         away=shell.away,
         kill_wait=shell.kill_wait,
+        for_good=shell.for_good,
         again=shell.again,
         threads=None if here else plan.cpus_per_proc,
         environment_file=_environment_file(plan, scheduler, elements),

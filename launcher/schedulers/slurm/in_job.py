@@ -47,6 +47,12 @@ def kill_wait(environ: Mapping[str, str]) -> float | None:
     return None if found is None or "RUNNING" in state.split() else float(found[1])
 
 
+def end_for_good(environ: Mapping[str, str]) -> None:
+    """Keeps Slurm from starting this job again for its exit code, as with RequeueExit and --requeue=expedite."""
+    if environ.get("SLURM_JOB_ID") and "RUNNING" in _asked("%T", environ)[0].split():  # else it was requeued
+        _answer(_start(["scontrol", "update", f"JobId={own_job(environ)}", "Requeue=0"], environ))
+
+
 def _asked(field: str, environ: Mapping[str, str]) -> list[str]:
     # What squeue prints of this job, and Slurm's configuration; both are asked at the same time
     environ = {name: value for name, value in environ.items() if not name.startswith("SQUEUE_")}

@@ -39,6 +39,7 @@ class SlurmScheduler(base.FolderQueue):
         job_id="${LAUNCHER_JOB_ID:-${SLURM_JOB_ID:-}}", element_id="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID",
         index="SLURM_ARRAY_TASK_ID", time_left="launcher.schedulers.slurm.in_job:seconds_left",
         away="launcher.schedulers.slurm.in_job:is_away", kill_wait="launcher.schedulers.slurm.in_job:kill_wait",
+        for_good="launcher.schedulers.slurm.in_job:end_for_good",
     )  # fmt: skip
     interactive = "salloc"
     allocation_variables = ("SLURM_JOB_ID",)

@@ -26,7 +26,7 @@ from launcher.schedulers.slurm import in_job
 from launcher.submission import render
 from tests.unit.clock import Clock
 from tests.unit.faults import FOR_EVER, FileServer
-from tests.unit.sandbox import SUCCEEDS, Outcome, Sandbox
+from tests.unit.sandbox import BEGINS, SUCCEEDS, Outcome, Sandbox
 
 DONE = '{"time": 1.0, "event": "ended", "code": 0}\n'
 NUMBERS = pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
@@ -120,7 +120,9 @@ HIDDEN = Unavailable("cannot be read", errno.EIO)
         (0, Ok(None), True, False, (75, UNREAD)),  # srun, when Slurm takes a node away
         (0, Ok("0\n"), True, False, (0, None)),
         (0, Ok(""), True, False, (0, None)),  # a full disk
-        (1, Ok(None), True, True, (1, None)),
+        (1, Ok(None), True, True, (75, Stop(reason="killed", exit_code=1))),  # type: ignore[arg-type]
+        (1, Ok(None), True, False, (1, None)),
+        (2, Ok(None), True, True, (2, None)),
         (137, Ok(None), True, True, (75, KILLED)),
         (137, Ok(None), True, False, (137, None)),
         (255, Ok(None), True, True, (255, None)),  # no signal
@@ -128,7 +130,7 @@ HIDDEN = Unavailable("cannot be read", errno.EIO)
         (137, Ok("0\n"), False, True, (0, None)),  # a node that came too late has failed, the run has not
         (1, Ok("75\n"), True, False, (75, None)),
         (0, Ok("93\n"), True, False, (93, None)),
-        (1, Ok(""), True, True, (1, None)),  # a full disk
+        (1, Ok(""), True, False, (1, None)),  # a full disk
         (1, HIDDEN, True, False, (75, UNREAD)),
         (0, HIDDEN, True, False, (0, None)),  # all agents have ended with 0
     ],
@@ -149,7 +151,8 @@ def test_the_job_ends_as_the_agents_end(sandbox: Sandbox, code: int) -> None:
     assert (outcome.code, ended(outcome)) == (code, [code])
 
 
-@pytest.mark.parametrize("code", [182, 233])  # error numbers 4022 and 1001: a prolog has failed, no connection
+# Error numbers 4022 and 1001 (a prolog has failed, no connection); no step, or since 26.05 one that was aborted
+@pytest.mark.parametrize("code", [182, 233, 1])
 def test_a_run_of_which_slurm_could_not_start_an_agent_goes_on(sandbox: Sandbox, code: int) -> None:
     (sandbox.folder / "bin/srun").write_text(f"#!/bin/bash\nexit {code}\n")
     sandbox.python.write_text("#!/bin/bash\nexit 75\n")
@@ -394,6 +397,24 @@ def test_what_requeue_says_is_what_becomes_of_the_job(sandbox: Sandbox, answer: 
     assert ended(outcome) == ([75, 93] if answer == 93 else [75])
 
 
+@pytest.mark.parametrize(
+    ("code", "mark", "told", "asked"),
+    [(0, "", "", 0), (1, "", "", 1), (75, "", "", 1), (0, "stop", "", 1), (1, "", "yes", 0)],
+)
+def test_slurm_does_not_start_a_job_again_whose_run_has_ended(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, code: int, mark: str, told: str, asked: int
+) -> None:
+    """Unless Slurm itself ends the job (told: by SIGTERM): it starts what it preempts again."""
+    calls: list[object] = []
+    monkeypatch.setattr(in_job, "end_for_good", calls.append)
+    monkeypatch.setenv("STAND_IN_TELLS", told)
+    if mark:
+        (sandbox.run_dir / mark).touch()
+    sandbox.python.write_text("#!/bin/bash\nexit 75\n")  # launcher.job.requeue: it stays stopped
+    drive(sandbox, code=code)
+    assert len(calls) == asked
+
+
 @pytest.fixture
 def secrets(tmp_path: Path) -> Path:
     path = tmp_path / "secrets"
@@ -408,7 +429,8 @@ def test_a_job_that_has_lost_the_run_leaves_it_to_the_other_one(
 ) -> None:
     (sandbox.folder / "others").write_text(holder)
     replace = 'rm "$LAUNCHER_LEASE"; [ ! -s "$SANDBOX/others" ] || cp "$SANDBOX/others" "$LAUNCHER_LEASE"'
-    (sandbox.folder / "bin/srun").write_text(f"#!/bin/bash\n{replace}\n{SUCCEEDS if code == 0 else ''}\nexit {code}\n")
+    agents = "\n".join([BEGINS, replace, SUCCEEDS if code == 0 else "", f"exit {code}"])
+    (sandbox.folder / "bin/srun").write_text(f"#!/bin/bash\n{agents}\n")
     sandbox.python.write_text('#!/bin/bash\ntouch "$SANDBOX/asked"\n')  # launcher.job.requeue
     outcome, end = drive(sandbox, secrets=secrets, resume={"how": "chain"}), 75 if holder else code
     assert (outcome.code, ended(outcome)) == (end, [end])

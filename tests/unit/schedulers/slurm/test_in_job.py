@@ -103,6 +103,18 @@ def test_outside_of_slurm_there_is_no_end() -> None:
     assert in_job.kill_wait({}) is None
 
 
+@pytest.mark.parametrize(("state", "asked"), [("RUNNING", True), ("COMPLETING", False), ("", False)])
+def test_only_a_job_that_ends_by_itself_is_not_started_again(
+    tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, state: str, asked: bool
+) -> None:
+    """`scontrol requeue`, and a preemption, bring it back."""
+    answers(tmp_path, "squeue", state)
+    answers(tmp_path, "scontrol", "")
+    monkeypatch.setenv("PATH", environ["PATH"])
+    in_job.end_for_good(environ)
+    assert ((tmp_path / "scontrol.asked").read_text() == "update JobId=9 Requeue=0\n") == asked
+
+
 @pytest.mark.parametrize(
     ("state", "config", "seconds"),
     [
