@@ -43,7 +43,7 @@ OURS = {
                    "launcher.schedulers.registry:LocalSettings"),
     "slurm": SchedulerEntry("launcher.schedulers.slurm.scheduler:SlurmScheduler",
                    "launcher.schedulers.slurm.settings:SlurmSettings", "squeue",
-                   ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_"), ("SLURM_CONF",)),
+                   ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_"), ("SLURM_CONF", "SLURM_CONF_SERVER")),
     "pbs": SchedulerEntry("launcher.schedulers.pbs.scheduler:PBSScheduler",
                  "launcher.schedulers.pbs.settings:PBSSettings", "qsub",
                  ("PBS_",), ("PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER", "PBS_DEFAULT")),

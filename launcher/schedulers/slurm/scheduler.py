@@ -90,7 +90,8 @@ class SlurmScheduler(base.FolderQueue):
         return shutil.which("squeue") is not None
 
     def server(self) -> tuple[str | None, ...]:
-        return shutil.which("squeue"), os.environ.get("SLURM_CONF"), os.environ.get("SLURM_CLUSTERS")
+        names = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
+        return shutil.which("squeue"), *map(os.environ.get, names)
 
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
         environment = self.job_environment(os.environ, plan).environment

@@ -159,5 +159,6 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if name in ("SLURM_CONF", "SLURM_CLUSTERS") or not name.startswith(("SLURM_", "SRUN_", "SBATCH_"))
+        if name in ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
+        or not name.startswith(("SLURM_", "SRUN_", "SBATCH_"))
     }

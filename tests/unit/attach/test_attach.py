@@ -49,10 +49,18 @@ def test_srun_overlaps_the_steps_that_run_and_takes_nothing_of_this_shells_job()
     command = step.command("shell", "/runs/a b/x", terminal=True)
     assert {"--jobid=12", "--overlap", "--nodelist=node2", "--nodes=1", "--ntasks=1", "--pty"} <= set(command)
     assert command[-6:] == ["/venv/bin/python", *own_module("launcher.attach"), "shell", "/runs/a b/x"]
-    environ = {"SLURM_CONF": "/c", "SLURM_NTASKS_PER_NODE": "4", "SRUN_DEBUG": "1", "HOME": "/h", "PYTHONPATH": "/mine"}
+    environ = {
+        "SLURM_CONF": "/c",
+        "SLURM_CONF_SERVER": "h",
+        "SLURM_NTASKS_PER_NODE": "4",
+        "SRUN_DEBUG": "1",
+        "HOME": "/h",
+        "PYTHONPATH": "/mine",
+    }
     environ |= {"SLURM_CLUSTERS": "there"}
     assert step.environment(environ) == {
         "SLURM_CONF": "/c",
+        "SLURM_CONF_SERVER": "h",
         "SLURM_CLUSTERS": "there",
         "HOME": "/h",
         "PYTHONPATH": "/src:/mine",

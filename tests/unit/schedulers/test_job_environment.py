@@ -12,6 +12,7 @@ from tests.unit.plans import plan_of
 USERS = {
     "PATH": "/bin", "HOME": "/home/me", "CUDA_HOME": "/cuda", "PYTHONPATH": "/mine", "MY_RANK": "3", "RANKS": "3",
     "HYDRA_FULL_ERROR": "1", "LAUNCHER_RUNS_DIR": "/runs", "LAUNCHER_CONFIG_DIR": "/conf", "SLURM_CONF": "/slurm.conf",
+    "SLURM_CONF_SERVER": "head:6817",
     "LAUNCHER_CACHE_DIR": "/cache", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "WORLD_SIZES": "1",
     "MASTER_ADDRESS": "x",
 }  # fmt: skip
