@@ -16,8 +16,6 @@ import pytest
 from launcher.runs.directory import Run
 from launcher.runs.history import read_history
 from tests.cluster.daemons import running
-from tests.cluster.slurm_cluster import SlurmCluster
-from tests.cluster.slurm_config import Site
 from tests.launch import Launcher
 
 STEPS = ("workload=collective", "workload.entry=tests.chaos.steps:main")
@@ -259,17 +257,3 @@ def test_a_run_of_which_a_node_cannot_start_its_agent_goes_on(launcher: Launcher
     launcher.until(lambda: launcher.status()["state"] == "done", "the end", timeout=200)
     first, _ = launcher.last().attempts()
     assert [event["reason"] for event in first.events() if event["event"] == "stop"] == ["killed"]
-
-
-@pytest.mark.ci
-def test_a_run_that_is_over_is_not_started_again_for_its_exit_code(tmp_path: Path) -> None:
-    """As with --requeue=expedite of Slurm 25.11, for each code but 0."""
-    with SlurmCluster(site=Site(settings=("RequeueExit=1,75,93",))) as slurm:
-        launcher = Launcher(tmp_path / "runs", {"SLURM_CONF": slurm.env()["SLURM_CONF"]}, ["cluster=slurm"])
-        failed = launcher.fault("raises", "nodes=1", "procs_per_node=1")
-        launcher.submit(*STEPS, "run_id=stopped", "wait=false", **ENDLESS)
-        reached(launcher, 0)
-        (launcher.last().path / "stop").touch()
-        launcher.until(lambda: not slurm.run("squeue", "--noheader").strip(), "no job is left", timeout=30)
-        assert (failed.code, launcher.status()["state"]) == (1, "stopped")
-        assert [len(run.attempts()) for run in (failed.run, launcher.last())] == [1, 1]
