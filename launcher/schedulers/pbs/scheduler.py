@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from launcher.schedulers.base import Allocation, JobVariables
+from launcher.failures.codes import NextReason
+from launcher.schedulers.base import JOB_TIMEOUT, Allocation, Ending, JobVariables, QueryError
 from launcher.schedulers.pbs.client import PBS, native_id
 from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.qsub import FIRST_JOB, TOKEN, QsubKind, QsubScheduler, detect
@@ -44,6 +47,15 @@ class PBSScheduler(QsubScheduler):
 
     def starter(self, cluster: Cluster) -> str:
         return "mpiexec" if isinstance(cluster, PBSSettings) and cluster.mpiexec else "pbsdsh"
+
+    def ending(self, plan: JobPlan, *, stop_requested: bool, left: float) -> Ending | None:
+        found = super().ending(plan, stop_requested=stop_requested, left=left)
+        if found is None and left > 0:  # after a crash of its MoM, PBS requeues the job, and asks it for nothing
+            self.put_on_path()
+            with contextlib.suppress(QueryError):
+                state = (PBS(JOB_TIMEOUT).record(self.own_job(os.environ)) or {}).get("job_state", "R")
+                return None if state == "R" else Ending(NextReason.SCHEDULER_ENDS, self.title, state)
+        return found
 
     def queries(self, timeout: float = 60) -> PBS:
         return PBS(timeout)
