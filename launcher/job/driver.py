@@ -196,7 +196,7 @@ class _Stops:
 
     def __init__(self, names: Sequence[str], kill_wait: str | None) -> None:
         self.requested: str | None = None
-        self.agents: subprocess.Popen[bytes] | None = None  # the command that starts them
+        self._agents: subprocess.Popen[bytes] | None = None
         self._kill_wait = kill_wait
         self._signals = [getattr(signal, f"SIG{name}") for name in names]
         for number in self._signals:
@@ -204,9 +204,18 @@ class _Stops:
         self.requested = os.environ.pop(STOP, None) or self.requested
 
     def _note(self, number: int, _: object) -> None:
-        if self.agents is not None and not self.requested:
-            threading.Thread(target=self._end_in_time, args=[self.agents], daemon=True).start()
-        self.requested = self.requested or signal.Signals(number).name
+        first, self.requested = not self.requested, self.requested or signal.Signals(number).name
+        if first and self._agents is not None:
+            self._limit(self._agents)
+
+    def follow(self, agents: subprocess.Popen[bytes]) -> None:
+        """`agents` is the command that starts the agents."""
+        self._agents = agents
+        if self.requested:  # while it was being started
+            self._limit(agents)
+
+    def _limit(self, agents: subprocess.Popen[bytes]) -> None:
+        threading.Thread(target=self._end_in_time, args=[agents], daemon=True).start()
 
     def _end_in_time(self, agents: subprocess.Popen[bytes]) -> None:
         # Not their ranks, which may save as long as there is time
@@ -564,7 +573,7 @@ def _command(words: Sequence[str], more: Mapping[str, str] | None = None, stops:
         print(f"launcher: {words[0]}: {error.strerror}", file=sys.stderr)
         return 127 if isinstance(error, FileNotFoundError) else 126
     if stops is not None:
-        stops.agents = process
+        stops.follow(process)
     return _exit_code_of(process)
 
 

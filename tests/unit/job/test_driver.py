@@ -6,6 +6,7 @@ import errno
 import os
 import runpy
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -474,11 +475,20 @@ def test_a_signal_is_noted_and_requeue_is_told(sandbox: Sandbox, number: signal.
     assert (sandbox.folder / "asked").read_text().splitlines()[-2:] == [str(sandbox.run_dir), "stop_requested"]
 
 
+@pytest.mark.parametrize("early", [False, True])  # before the driver knows the process that it has started
 def test_agents_that_do_not_end_before_the_schedulers_sigkill_are_not_waited_for(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox, early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def popen(words: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        process = start(words, **options)
+        if early and words[0] == "srun":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return process
+
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", popen)
     monkeypatch.setattr(in_job, "kill_wait", lambda _: 0.2)
-    (sandbox.folder / "bin/srun").write_text("#!/bin/bash\nkill -TERM $PPID\nexec sleep 100\n")
+    (sandbox.folder / "bin/srun").write_text(f"#!/bin/bash\n{'' if early else 'kill -TERM $PPID'}\nexec sleep 100\n")
     sandbox.python.write_text('#!/bin/bash\nprintf "%s\\n" "$@" >"$SANDBOX/asked"\n')
     outcome = drive(sandbox)
     assert (outcome.code, ended(outcome)) == (75, [75])
