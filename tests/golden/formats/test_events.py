@@ -49,7 +49,7 @@ from launcher.runs.events import (
     Stays,
     Stop,
 )
-from launcher.worker import exit_report
+from launcher.worker import exit_report, hang_diagnosis
 from launcher.worker.tracking import Reporter
 from tests.golden.golden import check
 from tests.unit.agent import test_attempt as agents
@@ -143,7 +143,10 @@ def is_told_to_stop(job: Job) -> None:
         (loses_a_node, {"min_nodes": 2}), (leaves, {}), (takes_a_node_back, {}), (is_told_to_stop, {"listen": False}),
     ],
 )  # fmt: skip
-def test_what_an_agent_tells(tmp_path: Path, happens: Callable[[Job], None], keys: dict[str, Any]) -> None:
+def test_what_an_agent_tells(
+    tmp_path: Path, happens: Callable[[Job], None], keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hang_diagnosis, "WRITES", 0.1)
     happens(Job(tmp_path, **keys))
     frozen(f"agent-{happens.__name__.replace('_', '-')}", tmp_path)
 

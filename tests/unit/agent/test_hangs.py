@@ -12,6 +12,7 @@ import pytest
 
 from launcher.agent.rank_watch import BUSY, LOOK, RankActivity
 from launcher.runs.events import Accused
+from launcher.worker import hang_diagnosis
 from launcher.worker.hang_diagnosis import (
     Blamed,
     CollectiveGroup,
@@ -158,7 +159,8 @@ def test_stacks_are_taken_from_who_can_write_them() -> None:
             process.stdout.close()
 
 
-def test_who_would_die_of_the_question_is_not_asked() -> None:
+def test_who_would_die_of_the_question_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang_diagnosis, "WRITES", 0.1)
     other, ended = subprocess.Popen(["sleep", "60"]), subprocess.Popen(["true"])
     ended.wait()
     try:

@@ -31,6 +31,7 @@ from launcher.runs import directory, event_files, lease_and_locks
 from launcher.runs.directory import Events
 from launcher.runs.events import Accused, Fault, Place, Stop
 from launcher.runs.job_file import TimeLeft
+from launcher.worker import hang_diagnosis
 from launcher.worker.exit_report import WorkerError
 from launcher.worker.hang_diagnosis import Blamed, Stacks
 from launcher.worker.heartbeat import Pulse, RankSlot
@@ -280,7 +281,8 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Callable[..., Job]:
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
+    monkeypatch.setattr(hang_diagnosis, "WRITES", 0.1)
     return lambda **options: Job(tmp_path, **options)
 
 

@@ -105,6 +105,7 @@ def test_a_run_that_has_not_started_is_told_as_such(
     run: Run, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(logs, "_is_over", lambda _: lambda: True)  # its job was lost, say
+    monkeypatch.setattr(logs, "QUIET", 0.0)
     assert commands.main(["logs", "a", *words]) == 0
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == (

@@ -86,6 +86,7 @@ def slot_manager(
     signals: Signals | None = None,
 ) -> Managed:  # fmt: skip
     """The slot manager of a pilot."""
+    monkeypatch.setattr(processes, "LONE", 0.0)  # pytest-xdist's threads do not end
     monkeypatch.setattr(manager, "TICK", 0.001)
     monkeypatch.setattr(manager, "SOONEST", 0.01)
     monkeypatch.setattr(processes, "use_large_pages", lambda: None)  # of the process of the tests

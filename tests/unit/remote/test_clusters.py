@@ -212,15 +212,15 @@ def test_what_ssh_says_while_a_file_comes_does_not_stop_it(lost_ssh: Path, tmp_p
     lost_ssh.write_text(
         "#!/bin/sh\nprintf '\\036LAUNCHER\\n'; read -r request\n"
         'mark=$(echo "$request" | sed \'s/.*"mark": "\\([0-9a-f]*\\).*/\\1/\')\n'
-        "printf '\\036%s{\"file\": 3}\\n' $mark; echo note >&2; sleep 1\n"
-        "printf abc; sleep 0.5; printf '\\036%s{\"exit\": 0}\\n' $mark\nexec sleep 30\n"
+        "printf '\\036%s{\"file\": 3}\\n' $mark; echo note >&2; sleep 0.4\n"
+        "printf abc; sleep 0.2; printf '\\036%s{\"exit\": 0}\\n' $mark\nexec sleep 30\n"
     )
     got, said, began = list[bytes](), list[str](), time.monotonic()
     with ssh.Call(cluster(), errors=said.append) as made:
         for event in made.events():
             if event == {"hello": True}:
                 made.answer(made.header)
-                time.sleep(0.5)  # the next event, and ssh's words, come together
+                time.sleep(0.2)  # the next event, and ssh's words, come together
             elif isinstance(event, dict) and "file" in event:
                 made.take(event["file"], got.append)
     assert (b"".join(got), said, made.exit_code) == (b"abc", ["note\n"], 0)

@@ -150,6 +150,7 @@ def test_a_task_of_a_job_that_is_deleted_is_signalled_and_over_when_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Callable[[PbsTask], None], code: int
 ) -> None:
     """PBS kills a deleted job soon; until then it starts no other pbsdsh, and tells none that its task has ended."""
+    monkeypatch.setattr(pbs_task, "LOOK", 0.05)
     monkeypatch.setattr(pbs_task, "SETTLE_TIME", float("inf"))
     monkeypatch.setattr(pbs_task, "UNREACHABLE", float("inf"))
     task = task_of(tmp_path, DEAF, SAVES)

@@ -227,10 +227,13 @@ def test_a_jobs_id_is_found_in_what_a_sites_wrapper_prints(commands: Path) -> No
         Slurm().submit("script.sh", os.environ)
 
 
-def test_an_sbatch_that_waits_for_room_in_the_queue_says_that_there_are_too_many_jobs(commands: Path) -> None:
+def test_an_sbatch_that_waits_for_room_in_the_queue_says_that_there_are_too_many_jobs(
+    commands: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Clock(monkeypatch, retried_reads)
     full = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying."
     put(commands, "sbatch", f"echo '{full}' >&2; exec sleep 60")
-    slurm, looks = Slurm(timeout=0.5), list[int]()
+    slurm, looks = Slurm(timeout=0.2), list[int]()
 
     def send() -> str:
         return slurm.submit("script.sh", {"PATH": f"{commands}:/usr/bin:/bin"})
@@ -368,6 +371,7 @@ def test_an_end_that_slurm_cannot_tell_is_what_the_stop_request_says(
     put(commands, "squeue", f"cd {commands}; {squeue}")
     monkeypatch.setenv("LAUNCHER_JOB_ID", "7")
     monkeypatch.setattr(scheduler, "ASKED_FOR", 0.01)
+    Clock(monkeypatch, retried_reads)
     found = SlurmScheduler().ending(plan_of(), stop_requested=requested, left=60.0)
     assert (found and found.reason) == reason
 
@@ -390,6 +394,7 @@ def test_a_requeue_whose_answer_is_lost_is_looked_for(
     commands: Path, scontrol: str, squeue: str, error: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "REQUEUES", 0.01)
+    Clock(monkeypatch, retried_reads)
     put(commands, "scontrol", scontrol)
     put(commands, "squeue", squeue)
     if error is None:
