@@ -20,7 +20,7 @@ import workloads
 from launcher import __main__, __version__, paths
 from launcher.runs import directory
 from tests.golden import golden
-from tests.unit.conftest import tmp_path  # noqa: F401 -- of all these tests
+from tests.unit.conftest import known_commit, tmp_path  # noqa: F401 -- of all these tests
 from tests.unit.slurm_stand_in import SlurmStandIn
 
 UPDATE = "--golden-update"

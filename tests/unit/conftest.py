@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from launcher.cli import progress_bars, status, wait
 from launcher.cli import sweep as sweep_command
+from launcher.environment import repository
 from launcher.monitoring import run_status
 from launcher.runs import event_files
 from launcher.schedulers import job_cache
@@ -34,6 +36,14 @@ def pytest_collection_finish() -> None:
     """Threads of torch spin while they wait for each other, which takes longer than what these tests compute."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def known_commit() -> Iterator[None]:
+    """git is asked once for the commit of each folder: it takes longer than most submissions."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(repository, "commit_of", cache(repository.commit_of))
+        yield
 
 
 @pytest.fixture(autouse=True)
