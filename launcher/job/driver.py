@@ -206,16 +206,13 @@ class _Stops:
     def _note(self, number: int, _: object) -> None:
         first, self.requested = not self.requested, self.requested or signal.Signals(number).name
         if first and self._agents is not None:
-            self._limit(self._agents)
+            self.follow(self._agents)
 
     def follow(self, agents: subprocess.Popen[bytes]) -> None:
-        """`agents` is the command that starts the agents."""
+        """`agents` is the command that starts the agents; a stop may have been requested while it was being started."""
         self._agents = agents
-        if self.requested:  # while it was being started
-            self._limit(agents)
-
-    def _limit(self, agents: subprocess.Popen[bytes]) -> None:
-        threading.Thread(target=self._end_in_time, args=[agents], daemon=True).start()
+        if self.requested:
+            threading.Thread(target=self._end_in_time, args=[agents], daemon=True).start()
 
     def _end_in_time(self, agents: subprocess.Popen[bytes]) -> None:
         # Not their ranks, which may save as long as there is time
