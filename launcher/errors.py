@@ -105,7 +105,7 @@ def is_transient(error: BaseException) -> bool:
 # shown.
 
 
-OTHER_FOLDER = "or use a folder elsewhere (runs_dir=DIR, or LAUNCHER_RUNS_DIR)"
+OTHER_FOLDER = "or use a folder elsewhere (for runs: runs_dir=DIR, or LAUNCHER_RUNS_DIR)"
 LIMITS = {
     errno.EMFILE: "this process may have no more open files: raise `ulimit -n`",
     errno.ENFILE: "this machine has no more open files: end something, or use another one",

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import shlex
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -222,7 +223,13 @@ def _program(module: str, place: ModulePath) -> ModuleSpec | None:
 def _check_script(program: Program, place: ModulePath) -> None:
     key = f"workload.script={program.script}"
     path = place.workdir / os.path.expanduser(str(program.script))
-    if path.is_dir():
+    try:
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+    except PermissionError:
+        raise ConfigError(f"{key}: you may not enter the folder that it is in: have its permissions changed") from None
+    except OSError:
+        is_folder = False
+    if is_folder:
         raise ConfigError(f"{key} is a folder: name the file in it (or, for a package, workload.module)")
     if not path.exists():
         folder = path.parent

@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from launcher.errors import TRANSIENT, RunError, UnavailableError
+from launcher.errors import CURES, TRANSIENT, RunError, UnavailableError
 from launcher.fast_dataclasses import Struct
 from launcher.files import safe_io
 
@@ -159,4 +159,5 @@ def _once(call: Callable[[], T], path: AnyPath) -> Outcome[T | None]:
         if number in NO_FILE:
             return Wrong(f"{path} cannot be read: {why}")
         how = "written" if number in UNWRITABLE else "read now"
-        return Unavailable(f"{path} cannot be {how}: {why} ({errno.errorcode.get(number, number)})", number)
+        do = "" if number in TRANSIENT or number not in CURES else f": {CURES[number]}"
+        return Unavailable(f"{path} cannot be {how}: {why} ({errno.errorcode.get(number, number)}){do}", number)

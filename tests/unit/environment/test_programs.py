@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -134,6 +135,17 @@ def test_what_cannot_run_is_refused_with_the_fix(place: ModulePath, keys: dict[s
     with pytest.raises(ConfigError) as refusal:
         checked_program(program(**keys), place)
     assert words.format(dir=place.workdir) in str(refusal.value)
+
+
+def test_a_script_in_a_folder_of_others_is_refused_by_its_key(
+    place: ModulePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "stat", denied)
+    with pytest.raises(ConfigError, match="you may not enter the folder that it is in"):
+        checked_program(program(script="train.py"), place)
 
 
 def test_an_interpreter_that_is_not_here_is_refused_where_it_would_run(tmp_path: Path) -> None:

@@ -64,6 +64,13 @@ def test_what_passes_is_waited_for(file: Path, server: FileServer, number: int, 
     assert len(server.slept) == 2 * times
 
 
+def test_what_access_is_denied_to_is_told_with_what_to_do(file: Path, server: FileServer) -> None:
+    server.fail(file, FOR_EVER, errno.EACCES)
+    with pytest.raises(UnavailableError, match=r"\(EACCES\): have its permissions changed .*runs_dir=DIR"):
+        unwrap(read_bytes(file))
+    assert not server.slept
+
+
 def test_what_cannot_be_made_is_not_told_as_what_cannot_be_read(file: Path, server: FileServer) -> None:
     server.fail(file, FOR_EVER, errno.EROFS)
     with (
