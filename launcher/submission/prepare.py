@@ -16,6 +16,7 @@ from launcher.config.schema import Config, Function, Program, ResumeHow
 from launcher.environment import container_command, programs, snapshot
 from launcher.environment import secrets as secret
 from launcher.errors import ConfigError, RunError, program
+from launcher.files.retried_reads import exists, unwrap_or
 from launcher.paths import code_root, new_id
 from launcher.plan import limits, workload_hook
 from launcher.plan.build import PlanFacts, build, check_name, refuse_unusable, resolved_value
@@ -132,7 +133,9 @@ def prepare(
     check_name("name", config.name)
     if run_id is None:
         run_id = new_id(config.name) if config.run_id is None else check_name("run_id", config.run_id)
-    plan, notes = planned(config, site_of(config, run_id, held), Inputs(), new_snapshot=new_snapshot)
+    site = site_of(config, run_id, held)
+    unwrap_or(ConfigError, exists(site.run_dir), f"runs_dir={config.runs_dir}: ")  # before files in it are looked for
+    plan, notes = planned(config, site, Inputs(), new_snapshot=new_snapshot)
     chain = plan.resume.how == ResumeHow.chain.value
     # A repeated submission may have its jobs already; a resumed run needs new ones.
     repeated = not resumes and Run(Path(plan.run_dir)).recorded()

@@ -59,6 +59,12 @@ def full_for(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_files, "append", full)
 
 
+def test_a_runs_dir_of_others_is_bad_input(tmp_path: Path, stand_in: SlurmStandIn, server: FileServer) -> None:
+    server.fail("/runs", number=errno.EACCES)
+    with pytest.raises(ConfigError, match=r"^runs_dir=.*/runs: .*EACCES.*: have its permissions changed"):
+        handed_over(tmp_path)
+
+
 @pytest.mark.parametrize("part", [".record.json.", "payload.pkl", ".script.sh."])
 def test_a_disk_that_is_full_before_the_job_is_handed_over_leaves_nothing(
     part: str, tmp_path: Path, stand_in: SlurmStandIn, server: FileServer
