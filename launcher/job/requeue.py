@@ -252,6 +252,7 @@ def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> Continues:
             print(f"launcher: not requeued ({error}): a new job is submitted", file=sys.stderr)
     before = registry.queue(plan.cluster.scheduler).own_job(os.environ)
     job = resubmit(plan, attempt.run, str(attempt.number + 1), [before], JOB_TIMEOUT)
+    tell_followers(attempt.run, job)
     return continues(What.ELSEWHERE, NextReason.RESUBMITTED, job)
 
 
@@ -268,12 +269,12 @@ def _race_again(plan: JobPlan, attempt: Attempt) -> str:
     token = f"{run.record()['token']}-{attempt.number + 1}"
     jobs = race.submit_all(plan, token, submit, lambda: False, SubmissionError)
     run.journal(Submitted(job=jobs[0], chain=tuple(jobs[1:]), race=True))
-    _update_followers(run, jobs[0])
+    tell_followers(run, jobs[0])
     return jobs[0]
 
 
 def resubmit(plan: JobPlan, run: Run, suffix: str, behind: Sequence[str], timeout: float) -> str:
-    """Submits the run's script again, behind these jobs, and updates those that depend on it; suffix: of the token."""
+    """Submits the run's script again, behind these jobs; suffix: of the token."""
     script = run.path / "script.sh"
     token = f"{run.record()['token']}-{suffix}"
     if not run.has("script.sh"):  # an element of an array continues as a single job
@@ -282,11 +283,10 @@ def resubmit(plan: JobPlan, run: Run, suffix: str, behind: Sequence[str], timeou
     run.journal(Submitting(token=token))
     job_id = submit_behind(plan, behind, str(script), token, environment, timeout)
     run.journal(Submitted(job=job_id))
-    _update_followers(run, job_id)
     return job_id
 
 
-def _update_followers(run: Run, job_id: str) -> None:
+def tell_followers(run: Run, job_id: str) -> None:
     for problem in update_followers(run.path):
         print(f"launcher: a dependency was not updated to job {job_id}: {problem}", file=sys.stderr)
 

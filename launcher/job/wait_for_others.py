@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from launcher import errors
@@ -25,7 +26,7 @@ from launcher.errors import LauncherError, RunError, UnavailableError
 from launcher.failures.codes import FaultCode
 from launcher.files import safe_io
 from launcher.files.retried_reads import read_json, unwrap
-from launcher.job.requeue import resubmit
+from launcher.job.requeue import resubmit, tell_followers
 from launcher.monitoring.run_status import JobMonitor, RunState, forget, queries, status_of
 from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Attempt, Events, Run, current_attempt
@@ -35,11 +36,14 @@ from launcher.runs.lease_and_locks import only_submitter
 from launcher.schedulers.base import JOB_TIMEOUT, QueryError
 from launcher.submission.dependencies import (
     Dependency,
+    Release,
     StartDecision,
     conditions_met,
     decide,
+    is_kept,
     jobs_to_wait_for,
     read_dependencies,
+    update_followers,
 )
 
 ELSEWHERE = 10  # exit code
@@ -130,31 +134,41 @@ def _submit_waiting_job(plan: JobPlan, attempt: Attempt, dependencies: list[Depe
     if not jobs or plan.resume.how == ResumeHow.chain.value or plan.race:
         return None
     try:
-        return _submit_again(plan, attempt.run, jobs, JOB_TIMEOUT)
+        job = _submit_again(plan, attempt.run, jobs, JOB_TIMEOUT)
     except LauncherError as error:
         print(f"launcher: no other job could be submitted to wait ({error})", file=sys.stderr)
         return None
+    tell_followers(attempt.run, job)
+    return job
 
 
 def _submit_again(plan: JobPlan, run: Run, jobs: list[str], timeout: float) -> str:
     return resubmit(plan, run, f"w{len(every(journal_events(run), Submitting))}", jobs, timeout)
 
 
-def submit_released(run: Run, plan: JobPlan, job_id: str) -> None:
-    """Submits a waiting run again, without a dependency, then cancels its job; QueryError, SubmissionError."""
+def submit_released(run: Run, plan: JobPlan, job_id: str, jobs: Sequence[str], release: Release) -> None:
+    """Submits a waiting run again, behind `jobs`, and cancels its job, if it is there; QueryError, SubmissionError.
+
+    release: see `update_followers`, for what waits for this run.
+    """
     with only_submitter(run.path):
         seen = status_of(run, JobMonitor())
         if seen.state is RunState.UNKNOWN:
             raise QueryError(f"its job {job_id} may stay held: {seen.job.problem}")
-        if seen.state is not RunState.QUEUED or seen.history.job_id != job_id:
+        kept = is_kept(plan, job_id)
+        waits = seen.state is RunState.QUEUED if kept else not (seen.history.cancelled or run.attempts())
+        if not waits or seen.history.job_id != job_id:
             return  # it was cancelled, or another command has released it
-        job = _submit_again(plan, run, [], plan.cluster.submit_timeout)
+        job = _submit_again(plan, run, list(jobs), plan.cluster.submit_timeout)
         try:
-            queries(plan).cancel(job_id)
+            if kept:
+                queries(plan).cancel(job_id)
         except QueryError as error:
             raise QueryError(f"it goes on in job {job}, but its job {job_id} stays held: {error}") from None
         finally:
             forget(plan)
+    for problem in update_followers(run.path, release=release):
+        print(f"launcher: what waits was not released: {problem}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -211,11 +211,15 @@ def conditions_met(run: Run) -> bool:
     return any(every(attempt.written_by("after"), ConditionsMet) for attempt in run.attempts())
 
 
-def update_followers(*paths: Path, release: Callable[[Run, JobPlan, str], None] | None = None) -> list[str]:
+Release = Callable[[Run, JobPlan, str, Sequence[str]], None]
+
+
+def update_followers(*paths: Path, release: Release | None = None) -> list[str]:
     """Makes the jobs of runs that wait for these runs or sweeps wait for their present jobs; returns what failed.
 
     A waiting job that cannot be changed starts too early, and then waits again after it has read the state.
-    release: called with a waiting run, its plan and its job if nothing is left to wait for.
+    release: called with a waiting run, its plan, its job and those that are left to wait for, if none is, or if the
+    scheduler has deleted its job: PBS does so with all that wait for a job that is deleted while it waits itself.
     """
     problems: list[str] = []
     followers: dict[Path, str] = {}  # each once, though it may wait for many points, or their sweep
@@ -238,7 +242,7 @@ def update_followers(*paths: Path, release: Callable[[Run, JobPlan, str], None] 
     return problems
 
 
-def _update_follower(follower: Path, release: Callable[[Run, JobPlan, str], None] | None) -> None:
+def _update_follower(follower: Path, release: Release | None) -> None:
     run = Run(follower)
     sweep = Sweep(follower)
     if sweep.recorded():
@@ -250,10 +254,16 @@ def _update_follower(follower: Path, release: Callable[[Run, JobPlan, str], None
         job = read_history(run).job_id
         waiting = {job: run.plan()} if job else {}
     for job_id, plan in waiting.items():
-        if jobs := jobs_to_wait_for(read_dependencies(plan.after)):
+        jobs = jobs_to_wait_for(read_dependencies(plan.after))
+        if release is not None and not (jobs and is_kept(plan, job_id)):
+            release(run, plan, job_id, jobs)
+        elif jobs:
             queries(plan).wait_for(job_id, jobs)
-        elif release is not None:
-            release(run, plan, job_id)
+
+
+def is_kept(plan: JobPlan, job_id: str) -> bool:
+    """Returns whether the scheduler has not deleted a job that waited for others; raises QueryError."""
+    return registry.queue(plan.cluster.scheduler).keeps(job_id, plan.cluster.submit_timeout)
 
 
 def names_latest(value: Any) -> bool:

@@ -119,10 +119,10 @@ def release_followers(homes: Iterable[Path], cancelled: Iterable[RunStatus]) -> 
             print(f"launcher: what waits was not released: {problem}", file=sys.stderr)
 
 
-def _release(run: Run, plan: JobPlan, job: str) -> None:
+def _release(run: Run, plan: JobPlan, job: str, jobs: Sequence[str]) -> None:
     sweep = Sweep(run.path)
     if not sweep.recorded():
-        submit_released(run, plan, job)
+        submit_released(run, plan, job, jobs, _release)
         return
     from launcher.submission.resume import secrets_again
     from launcher.sweeps.submit import resubmit

@@ -35,7 +35,8 @@ class PBSScheduler(QsubScheduler):
     )  # fmt: skip
     interactive = "qsub -I"
     allocation_variables = ("PBS_JOBID", "PBS_NODEFILE")
-    frees_dependents = False  # OpenPBS leaves them held for ever, and qalter cannot remove a dependency
+    # OpenPBS leaves them held for ever, and qalter cannot remove a dependency; it deletes them if the job waited itself
+    frees_dependents = False
     no_requeue = "PBS lets only operators requeue, so a new job is submitted"
     kind = QsubKind.PBS
     of_server = ("PBS_SERVER", "PBS_DEFAULT", "PBS_CONF_FILE", "PBS_EXEC")

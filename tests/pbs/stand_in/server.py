@@ -523,6 +523,7 @@ class Server:
 
     def _finish(self, job: Job, substate: int) -> None:
         """Sets a job to its final state, judges dependent jobs, and removes its record if no history is kept."""
+        waited = job.state == "H" and any(kind in DEPENDENCIES for kind in job.depend)
         for subjob in list(job.subjobs.values()):
             if not subjob.over:
                 self._forget(subjob)
@@ -538,6 +539,11 @@ class Server:
             self._finish_array(job.parent)
             return
         self._tell_dependents(job)
+        if waited:  # depend_on_term in server/req_register.c: with it go all jobs that wait for it, even after a qalter
+            for one in (one for kind in DEPENDENCIES.values() for one in job.depend.get(kind, ())):
+                dependent = self.jobs.get(int(re.match(r"\d+", one)[0]))  # type: ignore[index]
+                if dependent is not None and not dependent.over:
+                    self._finish(dependent, jobs.FINISHED)
         if job.purge or not self.settings.history:
             self.jobs.pop(job.number, None)
 

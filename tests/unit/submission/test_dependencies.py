@@ -358,35 +358,41 @@ def test_who_waits_for_many_points_and_their_sweep_is_released_once(
     (tmp_path / "lr/sweep.json").touch()
     released: list[tuple[Path, str]] = []
     found = dependencies.update_followers(
-        *points, tmp_path / "lr", release=lambda run, plan, job: released.append((run.path, job))
+        *points, tmp_path / "lr", release=lambda run, plan, job, _: released.append((run.path, job))
     )
     assert (found, released) == ([], [(mine.path, "9")])
 
 
 @pytest.mark.parametrize(
-    ("state", "job", "again"),
+    ("state", "job", "kept", "calls"),
     [
-        (RunState.QUEUED, "9", True), (RunState.QUEUED, "10", False), (RunState.RUNNING, "9", False),
-        (RunState.CANCELLED, "9", False), (RunState.LOST, "9", False), (RunState.UNKNOWN, "9", None),
+        (RunState.QUEUED, "9", True, ["submitted", "9"]), (RunState.QUEUED, "10", True, []),
+        (RunState.RUNNING, "9", True, []), (RunState.CANCELLED, "9", False, []), (RunState.LOST, "9", True, []),
+        # OpenPBS deletes the jobs that wait for one that is deleted while it waits itself.
+        (RunState.LOST, "9", False, ["submitted"]), (RunState.FAILED, "9", False, ["submitted"]),
+        (RunState.LOST, "10", False, []), (RunState.UNKNOWN, "9", True, None),
     ],
 )  # fmt: skip
 def test_only_the_job_that_still_waits_is_submitted_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: RunState, job: str, again: bool | None
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: RunState, job: str, kept: bool,
+    calls: list[str] | None,
+) -> None:  # fmt: skip
     """Between the first look and the lock, another `cancel` may have released it, or ended it."""
     mine, plan = Run.create(tmp_path / "mine"), bare_plan(cluster={"scheduler": "pbs"})
     mine.write_record(plan, {}, {})
-    seen = SimpleNamespace(state=state, history=SimpleNamespace(job_id=job), job=SimpleNamespace(problem="no answer"))
+    history = SimpleNamespace(job_id=job, cancelled=state is RunState.CANCELLED)
+    seen = SimpleNamespace(state=state, history=history, job=SimpleNamespace(problem="no answer"))
     monkeypatch.setattr(gate, "status_of", lambda run, live: seen)
-    calls: list[str] = []
-    monkeypatch.setattr(gate, "_submit_again", lambda *rest: calls.append("submitted") or "11")  # type: ignore[func-returns-value]
-    monkeypatch.setattr(gate, "queries", lambda plan: SimpleNamespace(cancel=calls.append))
-    if again is None:
+    monkeypatch.setattr(gate, "is_kept", lambda plan, job: kept)
+    done: list[str] = []
+    monkeypatch.setattr(gate, "_submit_again", lambda *rest: done.append("submitted") or "11")  # type: ignore[func-returns-value]
+    monkeypatch.setattr(gate, "queries", lambda plan: SimpleNamespace(cancel=done.append))
+    if calls is None:
         with pytest.raises(QueryError, match="its job 9 may stay held: no answer"):
-            gate.submit_released(mine, plan, "9")
+            gate.submit_released(mine, plan, "9", [], lambda *_: None)
     else:
-        gate.submit_released(mine, plan, "9")
-    assert calls == (["submitted", "9"] if again else [])
+        gate.submit_released(mine, plan, "9", [], lambda *_: None)
+    assert done == (calls or [])
 
 
 @pytest.mark.parametrize(
