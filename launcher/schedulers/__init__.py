@@ -30,7 +30,7 @@ The folders slurm, pbs and sge have the same six modules (NAME/...):
 
 and these of their own:
 
-- `slurm/in_job`: a job's own id, and the time that Slurm leaves it, for its driver
+- `NAME/in_job`: what a job of Slurm or PBS asks about itself, for its driver: the time that it has left, its own id
 - `NAME/executor`: parameters and classes of submitit functions, on PBS and Grid Engine
 - `pbs/task_starters`: starts tasks with pbsdsh or mpiexec, and is the program of each task
 - `sge/qrsh`: starts tasks with `qrsh -inherit`, one per node, and is the program that qrsh starts there
