@@ -5,7 +5,7 @@
 The benchmarks run one after the other, each in its own process. A benchmark that fails is a row of the table with the
 reason, and the others still run. Exit status: 0 if all targets were met, 1 if one was missed or a benchmark failed.
 
-`--short` only shows that the benchmarks work, in about a minute. With small sizes and one round its numbers say nothing
+`--short` only shows that the benchmarks work, in some minutes. With small sizes and one round its numbers say nothing
 about speed, so they are compared with no target.
 """
 
