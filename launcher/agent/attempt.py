@@ -111,7 +111,7 @@ def run(run_dir: str) -> dict[str, Any]:
     except AskedToStop as request:
         fault = _stopped_early(host, request, "before its ranks had started")
         events(fault)
-        raise AttemptFailed(fault, 128 + request.number) from None
+        raise AttemptFailed(fault, errors.RESUME) from None  # nothing is lost
     except (errors.RunError, OSError, Overtaken, LeaderLost, NobodyLeads) as error:
         failed = failed_by(error, host)
         events(failed.event)

@@ -73,7 +73,8 @@ def decide(
     | exit code 93 (NO_RETRY) | no retry |
     | ranks exited with code 75 by themselves or after a stop request (LEFT) | resume |
     | ranks exited with code 75 because a node came back (REGROUP); enough nodes, no stop request | restart |
-    | a node was lost before any rank had reported that it can resume, and the run has a checkpoint | resume |
+    | before any rank had reported that it can resume, a node was lost or the ranks were ended by a stop request, and the
+      run has a checkpoint | resume |
     | the rank cannot resume, or has reported that its error is final | fail |
     | an error of the program (RAISED) in a round without progress | fail: it would happen again |
     | a stop request | resume |
@@ -92,7 +93,8 @@ def decide(
     if kind is RoundEnd.REGROUP and enough and not stopping:
         return NextStep.RESTART
     if not listens:
-        return NextStep.RESUME if kind is RoundEnd.LOST_NODE and has_checkpoint else NextStep.FAIL
+        ended = kind is RoundEnd.LOST_NODE or (kind is RoundEnd.KILLED and stopping)
+        return NextStep.RESUME if ended and has_checkpoint else NextStep.FAIL
     if kind is RoundEnd.RAISED and progress is False:
         return NextStep.FAIL
     if stopping or not enough:
@@ -217,7 +219,8 @@ def judge(
     then = decide(
         failure.kind, history, progress, listens=failure.listens, stopping=stopping,
         enough=members - len(failure.lost) >= plan.least_agents, max_restarts=max_restarts, again=again,
-        has_checkpoint=failure.kind is RoundEnd.LOST_NODE and not failure.listens and has_checkpoint(plan),
+        has_checkpoint=failure.kind in (RoundEnd.LOST_NODE, RoundEnd.KILLED) and not failure.listens
+        and has_checkpoint(plan),
     )  # fmt: skip
     if then is NextStep.RESTART:
         history = history.after(further, counts=failure.kind is not RoundEnd.REGROUP, hung=failure.place)
@@ -226,7 +229,8 @@ def judge(
         why = "after a restart they hung there again" if again else why
         message = f"{messages.of_fault(failure.fault)}; {why}"
         failure = replace(failure, fault=replace(failure.fault, message=message))
-    return RoundVerdict(failure, then, failure.exit_code or then.exit_code, history)
+    code = then.exit_code if then is NextStep.RESUME else failure.exit_code or then.exit_code
+    return RoundVerdict(failure, then, code, history)
 
 
 def may_be_cut_off(verdict: RoundVerdict, least: int) -> bool:

@@ -223,7 +223,7 @@ def test_where_too_few_files_may_be_open_no_agent_waits_for_the_others(
         module.run(str(tmp_path))
     (fault,) = read(directory.Attempt(directory.Run(tmp_path), 0).events_file(f"node-{rank}"))
     if not lacks:
-        assert fault["code"] == "stopped_early"
+        assert (failed.value.exit_code, fault["code"]) == (errors.RESUME, "stopped_early")
         return
     assert (failed.value.exit_code, fault["code"], script.calls) == (errors.NO_RETRY, "open_files", [])
     assert f"(`ulimit -Hn`: {needed - 1}, and its agent needs {needed})" in fault["message"]
@@ -364,12 +364,12 @@ AGAIN = [NEXT, DONE]
         ({"supervise": AGAIN, "next": [EIO]}, errors.RESUME),
         ({"supervise": AGAIN, "next": [Overtaken("too late")], "join": [AttemptOver("it has ended")]}, {}),
         ({"supervise": AGAIN, "next": [Overtaken("too late")], "join": [NobodyLeads("silent")]}, errors.RESUME),
-        ({"supervise": AGAIN, "next": [Overtaken("too late")], "join": [STOP]}, 128 + signal.SIGTERM),
+        ({"supervise": AGAIN, "next": [Overtaken("too late")], "join": [STOP]}, errors.RESUME),
         ({"supervise": AGAIN, "next": [Overtaken("too late")], "join": [EIO]}, errors.RESUME),
         ({"first": [unmet()]}, errors.FAILED),
         ({"first": [AttemptOver("it has ended")]}, {}),
         ({"first": [NobodyLeads("silent")]}, errors.RESUME),
-        ({"first": [STOP]}, 128 + signal.SIGTERM),
+        ({"first": [STOP]}, errors.RESUME),
         ({"first": [EIO]}, errors.RESUME),
         ({"first": [UnavailableError("the file server does not answer")]}, errors.RESUME),
         ({"first": [OSError(errno.EACCES, "Permission denied")]}, errors.FAILED),
@@ -404,9 +404,9 @@ def test_whatever_becomes_of_a_round_is_no_traceback(
             {"preflight": [PreflightVerdict(PreflightThen.WITHOUT, (), (1,))], "next": [unmet()]},
             errors.FAILED,
         ),
-        ({"preflight": [PreflightVerdict(PreflightThen.WITHOUT, (), (1,))], "next": [STOP]}, 128 + signal.SIGTERM),
+        ({"preflight": [PreflightVerdict(PreflightThen.WITHOUT, (), (1,))], "next": [STOP]}, errors.RESUME),
         ({"preflight": [PreflightVerdict(PreflightThen.WITHOUT, (), (1,))], "next": [EIO]}, errors.RESUME),
-        ({"preflight": [STOP]}, 128 + signal.SIGTERM),
+        ({"preflight": [STOP]}, errors.RESUME),
         ({"preflight": [EIO]}, errors.RESUME),
         ({"preflight": [unmet()]}, errors.FAILED),
         ({"preflight": [LeaderLost("it is gone")]}, errors.RESUME),

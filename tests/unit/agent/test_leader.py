@@ -707,6 +707,17 @@ def test_all_that_leave_end_with_the_signal_of_the_first() -> None:
     assert "accused" not in fault
 
 
+def test_a_run_with_a_checkpoint_goes_on_if_it_is_asked_to_stop_before_its_ranks_can_resume(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As by a preemption while they start: they had ended with 143, and so the run."""
+    monkeypatch.setattr(policy, "has_checkpoint", lambda _: True)
+    cluster = Cluster().begin(resumable=False)
+    leaving(cluster, 0, 1, 2)
+    verdict = cluster.one("verdict")
+    assert (verdict["then"], verdict["exit_code"], verdict["fault"]["code"]) == ("resume", 75, "stopped_early")
+
+
 def test_hosts_that_are_silent_while_the_others_leave_are_named() -> None:
     """A node that dies makes the scheduler end the others: it is the cause, and the stop request is not."""
     cluster = Cluster().begin(resumable=False)

@@ -39,6 +39,9 @@ def verdict(
         (RoundEnd.LOST_NODE, {"listens": False}, NextStep.FAIL),
         (RoundEnd.LOST_NODE, {"listens": False, "has_checkpoint": True}, NextStep.RESUME),
         (RoundEnd.KILLED, {"listens": False, "has_checkpoint": True}, NextStep.FAIL),
+        (RoundEnd.KILLED, {"listens": False, "has_checkpoint": True, "stopping": True}, NextStep.RESUME),  # preempted
+        (RoundEnd.KILLED, {"listens": False, "stopping": True}, NextStep.FAIL),
+        (RoundEnd.RAISED, {"listens": False, "has_checkpoint": True, "stopping": True}, NextStep.FAIL),
         (RoundEnd.RAISED, {"listens": False, "stopping": True}, NextStep.FAIL),
         (RoundEnd.RAISED, {}, NextStep.RESTART),
         (RoundEnd.RAISED, {"step": 4}, NextStep.FAIL),
