@@ -73,8 +73,7 @@ def decide(
     | exit code 93 (NO_RETRY) | no retry |
     | ranks exited with code 75 by themselves or after a stop request (LEFT) | resume |
     | ranks exited with code 75 because a node came back (REGROUP); enough nodes, no stop request | restart |
-    | before any rank had reported that it can resume, a node was lost or the ranks were ended by a stop request, and the
-      run has a checkpoint | resume |
+    | before any rank had reported that it can resume: a lost node, a stop request; the run has a checkpoint | resume |
     | the rank cannot resume, or has reported that its error is final | fail |
     | an error of the program (RAISED) in a round without progress | fail: it would happen again |
     | a stop request | resume |

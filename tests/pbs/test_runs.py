@@ -78,8 +78,9 @@ def test_a_run_that_is_deleted_while_its_agents_start_records_its_end(
     launcher("wait", "latest", "-q")
     events = {event["event"]: event for event in launcher.last().attempts()[-1].events()}
     assert events["stop_requested"]["signal"] == "SIGTERM"
-    assert events["ended"]["code"] == 75
-    assert launcher.status()["state"] == ("stopped" if how == "qdel" else "cancelled")
+    code = events["ended"]["code"]
+    assert code in (75, 143)  # 75: its ranks had not started either
+    assert launcher.status()["state"] == ("stopped" if how == "qdel" and code == 75 else "cancelled")
     launcher.until(lambda: not processes_of(launcher), "no process of the run is left", 15)
 
 
