@@ -58,16 +58,16 @@ class UnavailableError(RunError, OSError):
     code = UNAVAILABLE
 
 
-def near(word: str, known: Iterable[str]) -> str:
+def near(word: str, known: Iterable[str], *, keys: bool = False) -> str:
     """Returns ` Did you mean a or b?` with the entries of `known` that are most similar to `word`; empty: none is.
 
-    A dotted word is compared with what has the same beginning up to its last dot, if anything has.
+    keys: they are config keys, and a key is compared with those of its section, if there is such a section.
     """
     from difflib import get_close_matches
 
     low = word.lstrip("-").lower()
     names = {each.lstrip("-").lower(): each for each in known}
-    section, _, last = low.rpartition(".")
+    section, _, last = low.rpartition(".") if keys else ("", "", low)
     inside = {each.rpartition(".")[2]: each for each in names if section and each.rpartition(".")[0] == section}
     matches = (
         [names[low]] if low in names

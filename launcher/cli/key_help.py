@@ -179,7 +179,7 @@ def explain(word: str) -> None:
     else:
         names = {key.name for _, keys in sections() for key in keys}
         raise ConfigError(
-            f"there is no key and no command {name!r}.{near(name, [*names, *COMMANDS])} "
+            f"there is no key and no command {name!r}.{near(name, [*names, *COMMANDS], keys=True)} "
             f"`{program()} help --all` lists all keys"
         )
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from launcher.cli.submit import CommandLine
 
 GRID = "PointSweeper"  # our sweeper
-OF_SEARCHES = ("sweep.budget.", "sweep.asha.", "sweep.goal", "sweep.seed")  # a user's settings may have them for others
+OF_SEARCHES = ("sweep.budget", "sweep.asha", "sweep.goal", "sweep.seed")  # a user's settings may have them for others
 SEARCHES = (
     "Searches are sweep.search=tpe|random|grid|asha, whose pilots choose points while they run; docs/sweeps.md says "
     "what to write instead"

@@ -159,7 +159,7 @@ def _refuse_unknown(config: DictConfig, prefix: str = "") -> None:
     for key in config:
         if key not in known:
             full = f"{prefix}{key!s}"
-            words = f"there is no key {full!r}.{near(full, all_keys())}"
+            words = f"there is no key {full!r}.{near(full, all_keys(), keys=True)}"
             raise ConfigError(of_other_schedulers(full, kind) or words, key=full)
         if not OmegaConf.is_missing(config, key) and isinstance(child := config._get_node(key), DictConfig):
             _refuse_unknown(child, f"{prefix}{key}.")

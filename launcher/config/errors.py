@@ -114,7 +114,7 @@ def require_options(arguments: Sequence[str]) -> Namespace:
         if option.startswith("-") and option not in known:
             key = option.lstrip("-").replace("-", "_")
             meant = f" Keys have no dashes: {key}=VALUE" if key in all_keys() else near(option, known)
-            meant = meant or near(key, all_keys()) or f" `{program()} --help` lists them"
+            meant = meant or near(key, all_keys(), keys=True) or f" `{program()} --help` lists them"
             raise ConfigError(f"there is no option {option!r}.{meant}")
     parser.exit_on_error = False
     try:
@@ -142,7 +142,7 @@ def no_workload() -> str:
 
 def _unknown_key(key: str, arguments: Sequence[str]) -> str:
     known = known_keys(arguments)
-    words = f"there is no key {key!r}.{near(key, known if '.' in key else [*GROUPS, *known])}"
+    words = f"there is no key {key!r}.{near(key, known if '.' in key else [*GROUPS, *known], keys=True)}"
     if owners := workloads_with(key):
         words += f" There is one with workload={' or '.join(owners)}."
     if any(key_of(word) in ("workload.script", "workload.module") for word in arguments):
@@ -353,4 +353,4 @@ def _near(key: str, group: str, kind: type | None) -> str:
     inside = f"{key.rpartition('.')[0]}."
     names = [each.name for each in keys_of(kind, inside)] if kind is not None and is_dataclass(kind) else all_keys()
     known = [_short(each, group) for each in names if each.startswith(f"{group}.") or not group]
-    return near(_short(key, group), known)
+    return near(_short(key, group), known, keys=True)

@@ -112,8 +112,6 @@ def _folder(name: str, runs_dir: Path | None, *kinds: str) -> Path:
         sweep = path.resolve().name
         which = f"{name} is {sweep}, a sweep" if name == "latest" else f"{name} is a sweep"
         raise NoRunError(f"{which}: name one of its points ({sweep}/0), or see `launcher sweep --help`")
-    if kinds == ("sweep",) and name != "latest" and _has(path, "run"):
-        raise NoRunError(f"{name} is a run, and no sweep: see `launcher status {name}`")
     if name == "latest":
         if kind == "sweep" and _has(path, "run"):  # the link leads to a run that was submitted since
             for folder in newest(runs_dir):
@@ -131,6 +129,8 @@ def _folder(name: str, runs_dir: Path | None, *kinds: str) -> Path:
         return (runs_dir / matches[0]).resolve()
     if matches:
         raise NoRunError(f"{name!r} fits {len(matches)} {'s and '.join(kinds)}s: {', '.join(matches[:5])}")
+    if kinds == ("sweep",) and _has(path, "run"):
+        raise NoRunError(f"{name} is a run, and no sweep: see `launcher status {name}`")
     no_sweep = ", and no sweep" if len(kinds) > 1 else ""
     there.sort()
     place = bisect.bisect(there, name)

@@ -134,7 +134,6 @@ def prepare(
     if run_id is None:
         run_id = new_id(config.name) if config.run_id is None else check_name("run_id", config.run_id)
     site = site_of(config, run_id, held)
-    unwrap_or(ConfigError, exists(site.run_dir), f"runs_dir={config.runs_dir}: ")  # before files in it are looked for
     plan, notes = planned(config, site, Inputs(), new_snapshot=new_snapshot)
     chain = plan.resume.how == ResumeHow.chain.value
     # A repeated submission may have its jobs already; a resumed run needs new ones.
@@ -164,11 +163,18 @@ def secrets_of(config: Config) -> dict[str, str]:
     return redaction.secrets_in(values, redaction.all_patterns(config.env.secrets))
 
 
+def folder_of(config: Config, name: str) -> Path:
+    """Returns the directory of a run or sweep; raises ConfigError if its runs_dir may not be entered."""
+    path = Path(config.runs_dir).expanduser().absolute() / name
+    unwrap_or(ConfigError, exists(path), f"runs_dir={config.runs_dir}: ")
+    return path
+
+
 def site_of(config: Config, run_id: str, held: Allocation | None) -> PlanFacts:
     """Returns the facts that a run (SWEEP/N for a point) with an allocation or none needs besides its config."""
     umask = os.umask(0o077)
     os.umask(umask)
-    run_dir = Path(config.runs_dir).expanduser().absolute() / run_id
+    run_dir = folder_of(config, run_id)
     root = code_root()
     return PlanFacts(
         run_id, str(run_dir), sys.executable, None if root is None else str(root), os.getcwd(), umask,

@@ -46,7 +46,7 @@ def _full(word: str) -> str:
     if not equals or (full.startswith("cluster.") and full.split(".")[1] not in known):
         raise ConfigError(
             f"cluster.race: {word!r} is none of profile, time, mem or a key of cluster with its value "
-            f"(partition=gpu).{near(key, known)}"
+            f"(partition=gpu).{near(key, known, keys=True)}"
         )
     return f"{full}={value}"
 

@@ -38,6 +38,7 @@ from launcher.submission import render
 from launcher.submission.prepare import (
     Inputs,
     check_capacity,
+    folder_of,
     held_allocation,
     planned,
     secrets_of,
@@ -165,7 +166,7 @@ def prepare_sweep(points: Sequence[RequestedPoint], command: Sequence[str]) -> P
         secret.require_absent({**each.resolved, "overrides": each.overrides}, hidden)
     name = first.name if all(each.config.name == first.name for each in points) else "sweep"
     sweep_id = id_of(command, check_name("name", name)) if first.sweep.id is None else first.sweep.id
-    path = Path(first.runs_dir).expanduser().absolute() / check_name("sweep.id", sweep_id)
+    path = folder_of(first, check_name("sweep.id", sweep_id))
     existing = Sweep(path).manifest() if Sweep(path).recorded() else None
     recorded = list(existing.points) if existing else []
     known = {overrides: index for index, overrides in enumerate(recorded)}

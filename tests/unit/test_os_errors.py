@@ -10,7 +10,7 @@ import pytest
 
 from launcher import __main__ as command_line
 from launcher.cli import commands
-from launcher.errors import explain
+from launcher.errors import explain, near
 from launcher.files.safe_io import naming
 
 
@@ -43,6 +43,18 @@ def test_an_error_of_the_system_in_words(error: OSError, words: tuple[str, ...] 
     else:
         assert found is not None
         assert [each for each in words if each not in found] == []
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "first"),
+    [
+        ("train.py", "train.sh setup.py eval.py train2.py utils.py", "train2.py"),
+        ("ddp.mnist-20261130-1", "ddp.other-20261130-1 ddp_mnist-20261130-1", "ddp_mnist-20261130-1"),
+        ("model.head.weight", "model.head.bias model.norm.weight model.heads.weight", "model.heads.weight"),
+    ],
+)
+def test_a_name_that_is_no_key_is_compared_as_a_whole(word: str, known: str, first: str) -> None:
+    assert near(word, known.split()).startswith(f" Did you mean {first}")
 
 
 def test_a_write_that_fails_names_its_file(tmp_path: Path) -> None:

@@ -193,6 +193,8 @@ def test_an_option_among_the_scripts_arguments_is_not_ours() -> None:
             ["-m", "workload=p2p", "seed=1,2", "sweep.budget.points=1", "dry_run=true"],
             "sweep.budget.points=1 is for a search: add sweep.search=random, tpe, asha or grid, or leave it out",
         ),
+        (["-m", "workload=p2p", "seed=1,2", "sweep.budget={points: 1}", "dry_run=true"], "{points: 1} is for a search"),
+        (["-m", "workload=p2p", "seed=1,2", "sweep.asha={min_steps: 5}", "dry_run=true"], "5} is for a search: add"),
         (
             ["-m", "workload=p2p", "workload.seed=interval(0,1)", "dry_run=true"],
             "workload.seed=interval(0,1): only a search takes an interval: add sweep.search=random, tpe or asha",

@@ -311,6 +311,9 @@ def test_sweeps_and_points_are_found(tmp_path: Path) -> None:
     run.link(tmp_path)
     assert lookup.find("latest", tmp_path) == run
     assert lookup.find_sweep("latest", tmp_path) in (sweep, other), "the newest sweep, though a run is newer"
+    (Run.create(tmp_path / "wd").path / lookup.RECORDS["run"]).write_text("{}")
+    longer = make_sweep(tmp_path, name="wd-1")
+    assert lookup.find_sweep("wd", tmp_path) == longer, "its prefix is a run's id, too"
 
 
 def test_cancelling_is_taken_back(tmp_path: Path) -> None:

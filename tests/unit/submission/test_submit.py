@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.config.schema import P2P, Checkpoint, Limits, Resume, ResumeHow
+from launcher.config.schema import P2P, Checkpoint, Limits, Resume, ResumeHow, Sweep
 from launcher.errors import ConfigError, RunError, SubmissionError
 from launcher.processes import Process
 from launcher.runs import event_files, lease_and_locks
@@ -27,11 +27,13 @@ from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.submission import submit as submission
 from launcher.submission.prepare import prepare
 from launcher.submission.submit import Interrupted, SubmittedRun, submit
+from launcher.sweeps.prepare import prepare_sweep
 from tests.launch import until
 from tests.unit.faults import FileServer
 from tests.unit.plans import bare_plan, make_config
 from tests.unit.runs.test_lease_and_locks import Cluster
 from tests.unit.slurm_stand_in import SlurmStandIn
+from tests.unit.sweep_site import COMMAND, Site
 
 
 @pytest.fixture
@@ -59,10 +61,16 @@ def full_for(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_files, "append", full)
 
 
-def test_a_runs_dir_of_others_is_bad_input(tmp_path: Path, stand_in: SlurmStandIn, server: FileServer) -> None:
+@pytest.mark.parametrize("keys", [{}, {"after": "x"}, {"sweep": Sweep()}, {"sweep": Sweep(id="q")}])
+def test_a_runs_dir_of_others_is_bad_input(
+    keys: dict[str, Any], tmp_path: Path, stand_in: SlurmStandIn, server: FileServer
+) -> None:
     server.fail("/runs", number=errno.EACCES)
     with pytest.raises(ConfigError, match=r"^runs_dir=.*/runs: .*EACCES.*: have its permissions changed"):
-        handed_over(tmp_path)
+        if "sweep" in keys:
+            prepare_sweep(Site(tmp_path, stand_in).requested(["seed=1"], **keys), COMMAND)
+        else:
+            handed_over(tmp_path, **keys)
 
 
 @pytest.mark.parametrize("part", [".record.json.", "payload.pkl", ".script.sh."])
