@@ -31,9 +31,10 @@ from launcher.monitoring.run_status import JobMonitor, RunState, forget, queries
 from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Attempt, Events, Run, current_attempt
 from launcher.runs.events import Awaited, ConditionsMet, Fault, Submitting, every
-from launcher.runs.history import journal_events
+from launcher.runs.history import RunHistory, journal_events
 from launcher.runs.lease_and_locks import only_submitter
 from launcher.schedulers.base import JOB_TIMEOUT, QueryError
+from launcher.schedulers.job_cache import JobSnapshot
 from launcher.submission.dependencies import (
     Dependency,
     Release,
@@ -146,17 +147,21 @@ def _submit_again(plan: JobPlan, run: Run, jobs: list[str], timeout: float) -> s
     return resubmit(plan, run, f"w{len(every(journal_events(run), Submitting))}", jobs, timeout)
 
 
-def submit_released(run: Run, plan: JobPlan, job_id: str, jobs: Sequence[str], release: Release) -> None:
+def submit_released(
+    run: Run, plan: JobPlan, job_id: str, jobs: Sequence[str], before: JobSnapshot, release: Release
+) -> None:  # fmt: skip
     """Submits a waiting run again, behind `jobs`, and cancels its job, if it is there; QueryError, SubmissionError.
 
-    release: see `update_followers`, for what waits for this run.
+    before: the scheduler's jobs before anything was cancelled. release: see `update_followers`, for what waits for it.
     """
     with only_submitter(run.path):
         seen = status_of(run, JobMonitor())
         if seen.state is RunState.UNKNOWN:
             raise QueryError(f"its job {job_id} may stay held: {seen.job.problem}")
         kept = is_kept(plan, job_id)
-        waits = seen.state is RunState.QUEUED if kept else not (seen.history.cancelled or run.attempts())
+        # With what it waited for, PBS has deleted it just now; a job that its owner has deleted does not come back
+        by_hand = seen.state is RunState.CANCELLED or not _was_listed(before, plan, seen.history)
+        waits = seen.state is RunState.QUEUED if kept else not (seen.history.cancelled or by_hand or run.attempts())
         if not waits or seen.history.job_id != job_id:
             return  # it was cancelled, or another command has released it
         job = _submit_again(plan, run, list(jobs), plan.cluster.submit_timeout)
@@ -164,11 +169,17 @@ def submit_released(run: Run, plan: JobPlan, job_id: str, jobs: Sequence[str], r
             if kept:
                 queries(plan).cancel(job_id)
         except QueryError as error:
+            tell_followers(run, job)
             raise QueryError(f"it goes on in job {job}, but its job {job_id} stays held: {error}") from None
         finally:
             forget(plan)
     for problem in update_followers(run.path, release=release):
         print(f"launcher: what waits was not released: {problem}", file=sys.stderr)
+
+
+def _was_listed(before: JobSnapshot, plan: JobPlan, history: RunHistory) -> bool:
+    newer = before.began is None or history.submitted > before.began
+    return newer or queries(plan).key(history.job_id or "") in before.jobs
 
 
 if __name__ == "__main__":

@@ -140,6 +140,7 @@ class RunStatus(Struct):
     unanswered: str = ""  # name of the scheduler, if it did not respond; else empty
     before: str = ""  # if `unanswered`, state and reason of the job in the scheduler's last reply; else empty
     age: float | None = None  # seconds since the query whose reply was used; None: no reply was used
+    reply: JobSnapshot = JobSnapshot()  # the scheduler's, which was used; empty: none was
 
     @property
     def exit_code(self) -> int:
@@ -332,17 +333,17 @@ class JobMonitor:
             return True
         return False
 
-    def details(self, plan: JobPlan, history: RunHistory) -> tuple[int | None, str, float | None]:
-        """Returns the fields `left`, `before` and `age` of RunStatus from the scheduler's last reply."""
+    def details(self, plan: JobPlan, history: RunHistory) -> tuple[int | None, str, float | None, JobSnapshot]:
+        """Returns the fields `left`, `before`, `age` and `reply` of RunStatus from the scheduler's last reply."""
         snapshot = self._snapshots.get(plan.cluster.scheduler)
         if snapshot is None or history.job_id is None or not plan.queued:
-            return None, "", None
+            return None, "", None, JobSnapshot()
         job = snapshot.jobs.get(queries(plan).key(history.job_id))
         age = None if snapshot.began is None else max(0.0, time.time() - snapshot.began)
         if _is_of_another(job, history):
             job = None
         left = None if job is None or job.time_left is None or age is None else max(0, int(job.time_left - age))
-        return left, state_text(job.raw_state, job.reason) if job else "", age
+        return left, state_text(job.raw_state, job.reason) if job else "", age, snapshot
 
     def fetch_ends(self, wanted: Iterable[tuple[JobPlan, RunHistory]]) -> None:
         """Asks each scheduler, with one query, how several jobs ended that it lists no more, for `ended`."""
@@ -550,10 +551,10 @@ def _look(run: Run, live: JobMonitor, plan: JobPlan, history: RunHistory) -> Run
         history = live.nearest(plan, history)
     job = live.job(run, plan, history)
     state = run_state(history, job.state, answered=not job.problem)
-    left, before, age = live.details(plan, history)
+    left, before, age, reply = live.details(plan, history)
     silent = plan.cluster.scheduler if plan.queued and job.problem and not job.elsewhere else ""
     return RunStatus(
-        run, plan, history, state, history.last(Progress), job, left, silent, before if silent else "", age
+        run, plan, history, state, history.last(Progress), job, left, silent, before if silent else "", age, reply
     )
 
 

@@ -18,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import ConfigError, RunError, near
+from launcher.errors import ConfigError, RunError, SubmissionError, near
 from launcher.fast_dataclasses import Struct
 from launcher.files import folder_checks, safe_io
 from launcher.files.retried_reads import list_names, read_text, unwrap
@@ -237,7 +237,7 @@ def update_followers(*paths: Path, release: Release | None = None) -> list[str]:
     for follower, name in followers.items():
         try:
             _update_follower(follower, release)
-        except (OSError, RunError, ConfigError, QueryError) as error:
+        except (OSError, RunError, ConfigError, QueryError, SubmissionError) as error:
             problems.append(f"{name}: {error}")
     return problems
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from launcher import io_bounds
 from launcher.environment import secrets as secret
-from launcher.errors import LauncherError, RunError
+from launcher.errors import LauncherError, RunError, program
 from launcher.formatting import ranges
 from launcher.job.wait_for_others import submit_released
 from launcher.monitoring.run_status import (
@@ -45,7 +45,8 @@ from launcher.runs.lease_and_locks import only_submitter
 from launcher.runs.sweep_directory import Packing, Sweep
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, QueryError, parts
-from launcher.submission.dependencies import update_followers
+from launcher.schedulers.job_cache import JobSnapshot
+from launcher.submission.dependencies import is_kept, update_followers
 from launcher.sweeps.prepare import shares
 
 if TYPE_CHECKING:
@@ -105,24 +106,25 @@ def _cancel_run(monitor: JobMonitor, run: Run, kill: bool, unmarked: list[OSErro
 
 
 def release_followers(homes: Iterable[Path], cancelled: Iterable[RunStatus]) -> None:
-    """Submits again, without a dependency, what waits for runs that were cancelled before they started; prints errors.
+    """Submits again what waits for runs that were cancelled before they started, behind what is left; prints errors.
 
     cancelled: the runs whose jobs were cancelled, as they were before: those, or the pilots of a sweep.
     """
-    if any(
-        each.plan.queued
+    before = [
+        each.reply for each in cancelled
+        if each.plan.queued
         and not registry.queue(each.plan.cluster.scheduler).frees_dependents
         and (each.state is RunState.QUEUED or each.history.waiting)
-        for each in cancelled
-    ):
-        for problem in update_followers(*homes, release=_release):
+    ]  # fmt: skip
+    if before:
+        for problem in update_followers(*homes, release=partial(_release, before[0])):
             print(f"launcher: what waits was not released: {problem}", file=sys.stderr)
 
 
-def _release(run: Run, plan: JobPlan, job: str, jobs: Sequence[str]) -> None:
+def _release(before: JobSnapshot, run: Run, plan: JobPlan, job: str, jobs: Sequence[str]) -> None:
     sweep = Sweep(run.path)
     if not sweep.recorded():
-        submit_released(run, plan, job, jobs, _release)
+        submit_released(run, plan, job, jobs, before, partial(_release, before))
         return
     from launcher.submission.resume import secrets_again
     from launcher.sweeps.submit import resubmit
@@ -130,8 +132,12 @@ def _release(run: Run, plan: JobPlan, job: str, jobs: Sequence[str]) -> None:
     with only_submitter(sweep.path):
         statuses = point_statuses(sweep)
         held = [array for array in live_arrays(statuses, sweep.submissions())[0] if array.pending == len(array.points)]
-        if sweep.cancelled() or job not in [array.job for array in held]:
-            return  # another command has released it
+        if sweep.cancelled() or job not in [array.job for array in held]:  # another command has released it
+            gone = _never_started(statuses, registry.queue(plan.cluster.scheduler).array_of, job)
+            if gone and not (held or sweep.cancelled() or is_kept(plan, job)):
+                do = f"`{program()} sweep rerun {sweep.id}` submits them again"
+                raise QueryError(f"jobs of its points {ranges(gone)} were deleted with what they waited for: {do}")
+            return
         # All at once, since they share sweep.parallelism
         submitted = resubmit(sweep, [point for array in held for point in array.points], secrets_again)
         requests, old = _Requests(), {each.point.index: each.seen.history.job_id for each in statuses if each.seen}
@@ -142,6 +148,12 @@ def _release(run: Run, plan: JobPlan, job: str, jobs: Sequence[str]) -> None:
         if left := [*submitted.not_accepted, *requests.failed]:
             reason = next((str(error) for error in requests.failed.values()), submitted.limit)
             raise QueryError(f"jobs of its points {ranges(sorted(left))} stay held: {reason}")
+
+
+def _never_started(statuses: Iterable[PointStatus], array_of: Callable[[str], str], job: str) -> list[int]:
+    ends = (RunState.FAILED.value, RunState.LOST.value)
+    over = [(each.point.index, each.seen.history) for each in statuses if each.state in ends and each.seen]
+    return [index for index, history in over if history.attempt is None and array_of(history.job_id or "") == job]
 
 
 def _cancel_in_pilots(

@@ -15,8 +15,9 @@ from launcher.job import wait_for_others as gate
 from launcher.monitoring.run_status import RunState
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
-from launcher.schedulers.base import QueryError
+from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.executor import RunExecutor
+from launcher.schedulers.job_cache import JobSnapshot
 from launcher.schedulers.pbs import client as pbs
 from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.slurm import client as slurm
@@ -364,35 +365,79 @@ def test_who_waits_for_many_points_and_their_sweep_is_released_once(
 
 
 @pytest.mark.parametrize(
-    ("state", "job", "kept", "calls"),
+    ("state", "job", "kept", "listed", "calls"),
     [
-        (RunState.QUEUED, "9", True, ["submitted", "9"]), (RunState.QUEUED, "10", True, []),
-        (RunState.RUNNING, "9", True, []), (RunState.CANCELLED, "9", False, []), (RunState.LOST, "9", True, []),
+        (RunState.QUEUED, "9", True, True, ["submitted", "9"]), (RunState.QUEUED, "10", True, True, []),
+        (RunState.RUNNING, "9", True, True, []), (RunState.LOST, "9", True, True, []),
         # OpenPBS deletes the jobs that wait for one that is deleted while it waits itself.
-        (RunState.LOST, "9", False, ["submitted"]), (RunState.FAILED, "9", False, ["submitted"]),
-        (RunState.LOST, "10", False, []), (RunState.UNKNOWN, "9", True, None),
+        (RunState.LOST, "9", False, True, ["submitted"]), (RunState.FAILED, "9", False, True, ["submitted"]),
+        (RunState.LOST, "10", False, True, []), (RunState.UNKNOWN, "9", True, True, None),
+        # Its owner has deleted it: PBS's history says so; without one, it was gone before the other was cancelled.
+        (RunState.CANCELLED, "9", False, True, []), (RunState.LOST, "9", False, False, []),
+        (RunState.LOST, "9", False, None, ["submitted"]),  # it was submitted after the scheduler was asked
     ],
 )  # fmt: skip
 def test_only_the_job_that_still_waits_is_submitted_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: RunState, job: str, kept: bool,
-    calls: list[str] | None,
+    listed: bool | None, calls: list[str] | None,
 ) -> None:  # fmt: skip
     """Between the first look and the lock, another `cancel` may have released it, or ended it."""
     mine, plan = Run.create(tmp_path / "mine"), bare_plan(cluster={"scheduler": "pbs"})
     mine.write_record(plan, {}, {})
-    history = SimpleNamespace(job_id=job, cancelled=state is RunState.CANCELLED)
+    history = SimpleNamespace(job_id=job, cancelled=False, submitted=100.0)
+    jobs = {"9": SchedulerJob("9", JobState.PENDING, "H")} if listed else {}
+    before = JobSnapshot(jobs, 50.0 if listed is None else 200.0)
     seen = SimpleNamespace(state=state, history=history, job=SimpleNamespace(problem="no answer"))
     monkeypatch.setattr(gate, "status_of", lambda run, live: seen)
     monkeypatch.setattr(gate, "is_kept", lambda plan, job: kept)
     done: list[str] = []
     monkeypatch.setattr(gate, "_submit_again", lambda *rest: done.append("submitted") or "11")  # type: ignore[func-returns-value]
-    monkeypatch.setattr(gate, "queries", lambda plan: SimpleNamespace(cancel=done.append))
+    monkeypatch.setattr(gate, "queries", lambda plan: SimpleNamespace(cancel=done.append, key=str))
     if calls is None:
         with pytest.raises(QueryError, match="its job 9 may stay held: no answer"):
-            gate.submit_released(mine, plan, "9", [], lambda *_: None)
+            gate.submit_released(mine, plan, "9", [], before, lambda *_: None)
     else:
-        gate.submit_released(mine, plan, "9", [], lambda *_: None)
+        gate.submit_released(mine, plan, "9", [], before, lambda *_: None)
     assert done == (calls or [])
+
+
+def test_what_waits_is_told_of_the_new_job_though_the_old_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, plan = Run.create(tmp_path / "mine"), bare_plan(cluster={"scheduler": "pbs"})
+    mine.write_record(plan, {}, {})
+    history = SimpleNamespace(job_id="9", cancelled=False, submitted=100.0)
+    monkeypatch.setattr(gate, "status_of", lambda *_: SimpleNamespace(state=RunState.QUEUED, history=history))
+    monkeypatch.setattr(gate, "is_kept", lambda *_: True)
+    monkeypatch.setattr(gate, "_submit_again", lambda *_: "11")
+
+    def refuses(job: str) -> None:
+        raise QueryError("no answer")
+
+    told: list[str] = []
+    monkeypatch.setattr(gate, "queries", lambda plan: SimpleNamespace(cancel=refuses, key=str))
+    monkeypatch.setattr(gate, "tell_followers", lambda run, job: told.append(job))
+    with pytest.raises(QueryError, match="it goes on in job 11, but its job 9 stays held: no answer"):
+        gate.submit_released(mine, plan, "9", [], JobSnapshot(), lambda *_: None)
+    assert told == ["11"]
+
+
+def test_what_cannot_be_submitted_again_does_not_keep_the_others_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        run = Run.create(tmp_path / name)
+        run.write_record(bare_plan(run_id=name, run_dir=str(run.path), after=("any:prep",)), {}, {})
+        run.journal(kinds.Submitted(job="9"))
+        (tmp_path / "prep" / dependencies.FOLLOWERS).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "prep" / dependencies.FOLLOWERS / name).write_text(str(run.path))
+    monkeypatch.setattr(dependencies, "read_dependencies", lambda names: [other("any", "cancelled")])
+
+    def refuses(*_: Any) -> None:
+        raise SubmissionError("job limit")
+
+    found = dependencies.update_followers(tmp_path / "prep", release=refuses)
+    assert sorted(found) == ["one: job limit", "two: job limit"]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import RunError
+from launcher.errors import RunError, program
 from launcher.files import safe_io
+from launcher.job import wait_for_others
+from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.monitoring.sweep_status import point_statuses
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
@@ -23,6 +25,7 @@ from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.pbs.client import PBS, short
 from launcher.schedulers.slurm.client import Slurm
+from launcher.submission import dependencies
 from launcher.sweeps import control, submit
 from launcher.sweeps.submit import SubmittedSweep
 from tests.unit.pilots.managers import packed_sweep
@@ -103,6 +106,50 @@ def test_an_array_of_pbs_is_cancelled_by_its_id_with_brackets(tmp_path: Path, mo
     site = Site(monkeypatch, PBS, {"150[0].pbs-srv": JobState.RUNNING, "150[1].pbs-srv": JobState.PENDING})
     control.cancel(sweep)
     assert site.told == [("150[].pbs-srv",)]
+
+
+@pytest.mark.parametrize("left", [(), ("7.pbs-srv",)])
+def test_who_waits_with_an_array_that_pbs_has_deleted_is_told_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], left: tuple[str, ...]
+) -> None:
+    """PBS deletes what waits for a job that is deleted while it waits itself."""
+    first = Run.create(tmp_path / "first")
+    first.write_record(dataclasses.replace(PBS_PLAN, run_id="first", run_dir=str(first.path)), {}, {"token": "t"})
+    first.journal(kinds.Submitted(job="140.pbs-srv"))
+    sweep = make_sweep(tmp_path, 3, array="150.pbs-srv", plan=PBS_PLAN)
+    (first.path / dependencies.FOLLOWERS).mkdir()
+    (first.path / dependencies.FOLLOWERS / "lr-1").write_text(str(sweep.path))
+    Site(monkeypatch, PBS, {"140.pbs-srv": JobState.PENDING})
+    seen = status_of(first, JobMonitor())
+    monkeypatch.setattr(dependencies, "jobs_to_wait_for", lambda _: list(left))
+    monkeypatch.setattr(PBS, "holds", lambda *_: False)
+    control.release_followers([first.path], [seen])
+    words = f"were deleted with what they waited for: `{program()} sweep rerun lr-1` submits them again"
+    assert capsys.readouterr().err == f"launcher: what waits was not released: lr-1: jobs of its points 0-2 {words}\n"
+    sweep.mark_cancelled(True)
+    control.release_followers([first.path], [seen])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_job_that_was_deleted_by_hand_before_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
+) -> None:
+    """Without job history, PBS does not say who has deleted it: it, or its owner."""
+    first, waits = (Run.create(tmp_path / name) for name in ("first", "waits"))
+    for run, job in ((first, "140.pbs-srv"), (waits, "150.pbs-srv")):
+        run.write_record(dataclasses.replace(PBS_PLAN, run_id=run.id, run_dir=str(run.path)), {}, {"token": "t"})
+        run.journal(kinds.Submitted(job=job))
+    (first.path / dependencies.FOLLOWERS).mkdir()
+    (first.path / dependencies.FOLLOWERS / "waits").write_text(str(waits.path))
+    Site(monkeypatch, PBS, dict.fromkeys(["140.pbs-srv", *(["150.pbs-srv"] if listed else [])], JobState.PENDING))
+    seen = status_of(first, JobMonitor())
+    Site(monkeypatch, PBS, {})
+    monkeypatch.setattr(PBS, "record", lambda *_: None)
+    again: list[str] = []
+    monkeypatch.setattr(wait_for_others, "_submit_again", lambda _, run, *rest: again.append(run.id))
+    control.release_followers([first.path], [seen])
+    assert again == (["waits"] if listed else [])
 
 
 def test_points_that_were_handed_over_again_are_cancelled_where_they_are(
