@@ -143,11 +143,15 @@ def no_workload() -> str:
 def _unknown_key(key: str, arguments: Sequence[str]) -> str:
     known = known_keys(arguments)
     words = f"there is no key {key!r}.{near(key, known if '.' in key else [*GROUPS, *known], keys=True)}"
-    if owners := workloads_with(key):
-        words += f" There is one with workload={' or '.join(owners)}."
+    words += _of_workloads(key)
     if any(key_of(word) in ("workload.script", "workload.module") for word in arguments):
         words += " Arguments of your own program follow `--`."
     return f"{words} `{program()} help --all` lists all"
+
+
+def _of_workloads(key: str) -> str:
+    owners = workloads_with(key)
+    return f" There is one with workload={' or '.join(owners)}." if owners else ""
 
 
 def _unreadable(arguments: Sequence[str]) -> str | None:
@@ -219,10 +223,11 @@ def _about_a_file(text: str, kind: type | None) -> str | None:
             )
         if words := of_other_schedulers(key, kind):
             return f"{where}: {words}"
-        if kind is schema.Workload:
-            begin = "begin it with `defaults: [program, _self_]`, or function"
+        if kind is schema.Workload and group == "workload":
+            start, *more = workloads_with(key) or ["program", "function"]
+            begin = ", or ".join([f"begin it with `defaults: [{start}, _self_]`", *more])
             return f"{where}: the file starts from no workload that has a key {_short(key, group)!r}: {begin}"
-        words = f"there is no key {_short(key, group)!r}.{_near(key, group, kind)}"
+        words = f"there is no key {_short(key, group)!r}.{_near(key, group, kind)}{_of_workloads(key)}"
         return f"{where}: {words} `launcher help --all` lists all"
     if key and (why := wrong_value(message, key)):
         value = NO_CHOICE.search(message) or WRONG_TYPE.search(message)
@@ -239,12 +244,14 @@ def _about_a_file(text: str, kind: type | None) -> str | None:
 def _of_wrong_form(name: str, group: str) -> str | None:
     # Our text about the first key of a file that has a text or list where a section is needed, or a section for a list
     keys = known_keys(())
-    for key, (line, value) in _keys_in(name).items():
+    for key, (line, value) in sorted(_keys_in(name).items(), key=lambda each: each[1][1] == []):  # `{}` may be right
         default = keys[key].default if key in keys else None
         if isinstance(value, list) and isinstance(next(iter(value), None), tuple):
             wrong = "it must be a list ([one, two])" if default == "[]" else ""
+        elif default == "{}":
+            wrong = "" if "${" in value else "it must be a section ({NAME: VALUE})"
         else:
-            wrong = "it must be a section ({NAME: VALUE})" if default == "{}" else _inside(key, keys)
+            wrong = _inside(key, keys)
         if wrong and key not in GROUPS:
             return f"{file_of(name)}, line {line}: {_short(key, group)}: {wrong}"
     return None
@@ -273,7 +280,9 @@ def wrong_value(message: str, name: str, arguments: Sequence[str] = ()) -> str |
         return "it must be a list ([one, two])"
     if not SECTION.search(message):
         return None
-    return _inside(name, keys) or f"it is a section: set a name in it ({name}.NAME=VALUE)"
+    if name in map(key_of, arguments):
+        return _inside(name, keys) or f"it is a section: set a name in it ({name}.NAME=VALUE)"
+    return _inside(name, keys) or "it must be a section ({NAME: VALUE})"
 
 
 def _inside(section: str, keys: Iterable[str]) -> str:

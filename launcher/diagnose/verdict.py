@@ -100,7 +100,7 @@ class Evidence:
     notices: tuple[pending.Notice, ...] = ()  # messages of the scheduler in the job's output
     log: tuple[str, ...] = ()  # the last lines of the failed rank's log
     output: tuple[str, ...] = ()  # the last lines of the job's output
-    setup: str = ""  # the first line of the user's own set-up command that failed
+    setup: str = ""  # the set-up line that failed: its first line, or what ours does if the event does not say it
     cancelled: bool = False  # whether `launcher cancel` was called for the run
     pruned: kinds.Pruned | None = None  # None: the search of the run's sweep did not
     preempted: bool = False  # whether the scheduler was preempting the job when it stopped
@@ -357,10 +357,13 @@ def _from_events(plan: JobPlan, events: Sequence[Mapping[str, Any]], evidence: E
     fault = first_fault(events)
     setup = ""
     if isinstance(fault, kinds.SetupFailed):
-        lines = [each.line for each in setup_lines(plan)]
-        failed = lines[fault.line - 1] if 0 < fault.line <= len(lines) else "?"
-        ours = failed != "?" and failed not in (*plan.cluster.setup, *plan.env.setup)  # the message says what it does
-        setup = "" if ours else failed.partition("\n")[0]
+        failed = dict(enumerate(setup_lines(plan), 1)).get(fault.line)
+        if failed is None:
+            setup = "?"
+        elif failed.line in (*plan.cluster.setup, *plan.env.setup):
+            setup = failed.line.partition("\n")[0]
+        elif failed.words not in fault.message:
+            setup = failed.words
     return replace(
         evidence, fault=fault, stop=kinds.last(events, kinds.Stop), stays=kinds.last(events, kinds.Stays),
         request=kinds.last(events, kinds.StopRequested),

@@ -227,7 +227,7 @@ def _check_script(program: Program, place: ModulePath) -> None:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
     except PermissionError:
         raise ConfigError(f"{key}: you may not enter the folder that it is in: have its permissions changed") from None
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a NUL in it
         is_folder = False
     if is_folder:
         raise ConfigError(f"{key} is a folder: name the file in it (or, for a package, workload.module)")

@@ -81,6 +81,7 @@ def explained(*typed: str) -> str:
             ["workload=program", "workload.flags=3"],
             "workload.flags=3: it is a section: set a name in it (workload.flags.NAME=VALUE)",
         ),
+        (["workload=p2p", "+cluster.pools.a=3"], "a: it must be a section ({NAME: VALUE})"),
         (
             ["workload=p2p", "cluster.limits=3"],
             "cluster.limits=3: it is a section: set a key in it (cluster.limits.nodes, ",

@@ -22,6 +22,11 @@ BASE = "defaults: [slurm, _self_]\nname: mine\n"
         (BASE + "check: 2\n", "mine.yaml, line 3: check=2: it must be true or false"),
         (BASE + "setup: module load cuda\n", "mine.yaml, line 3: setup: it must be a list ([one, two])"),
         (BASE + "environment: [A]\n", "mine.yaml, line 3: environment: it must be a section"),
+        (BASE + "environment: {}\nsetup: {A: 1}\n", "mine.yaml, line 4: setup: it must be a list ([one, two])"),
+        (BASE + "environment: ${oc.env:X}\nsetup: {A: 1}\n", "mine.yaml, line 4: setup: it must be a list"),
+        (BASE + "environment: []\n", "mine.yaml, line 3: environment: it must be a section ({NAME: VALUE})"),
+        (BASE + "environment: 3\n", "mine.yaml, line 3: environment: it must be a section ({NAME: VALUE})"),
+        (BASE + "pools: {a: 3}\n", "mine.yaml, line 3: pools.a: it must be a section ({NAME: VALUE})"),
         (BASE + "scheduler: slrum\n", "mine.yaml, line 3: cluster.scheduler=slrum: there is no such scheduler."),
         (BASE + "required: [acount]\n", "mine.yaml, line 3: cluster.required: there is no key cluster.acount."),
         (BASE + "limits: {time: soon}\n", "mine.yaml, line 3: cluster.limits.time: 'soon' is not a time"),
@@ -71,6 +76,8 @@ def refused(arguments: list[str], told: str) -> None:
         ),
         ("nodes: 1\nnodes: 2\n", "line 2: this is not valid YAML: found duplicate key nodes"),
         ("nodes: 1\nresume: never\n", "user.yaml, line 2: resume: it is a section: set a key in it (resume.how, "),
+        ("nodes: 1\nresume: ${oc.env:X}\n", "user.yaml, line 2: resume: it is a section: set a key in it (resume."),
+        ("train: {}\nresume: never\n", "user.yaml, line 2: resume: it is a section: set a key in it (resume.how, "),
         (
             "cluster.environment: [A=1]\n",
             "user.yaml, line 1: cluster.environment: it must be a section ({NAME: VALUE})",
@@ -250,13 +257,29 @@ def test_a_meaning_is_told_only_where_the_key_has_no_other_one(
     assert str(raised.value).endswith(told)
 
 
-def test_a_workloads_file_that_starts_from_none_is_told_how_to_begin(
+def test_a_key_of_some_workloads_in_user_yaml_is_told_with_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "workload").mkdir()
-    (tmp_path / "workload/mine.yaml").write_text("name: mine\ntarget: a.b:main\n")
+    (tmp_path / "user.yaml").write_text("workload.lr: 0.1\n")
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
-    told = (
-        "mine.yaml, line 2: the file starts from no workload that has a key 'target': begin it with `defaults: [program"
-    )
+    told = "user.yaml, line 1: there is no key 'workload.lr'. There is one with workload=ddp_mnist or fsdp_lm."
+    refused(["dry_run=true"], told)
+
+
+@pytest.mark.parametrize(
+    ("line", "start"),
+    [
+        ("target: a.b:main", "[function, _self_]`"),
+        ("lr: 0.1", "[ddp_mnist, _self_]`, or fsdp_lm"),
+        ("foo: 1", "[program, _self_]`, or function"),
+    ],
+)
+def test_a_workloads_file_that_starts_from_none_is_told_how_to_begin(
+    line: str, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "workload").mkdir()
+    (tmp_path / "workload/mine.yaml").write_text(f"name: mine\n{line}\n")
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
+    key = line.partition(":")[0]
+    told = f"line 2: the file starts from no workload that has a key {key!r}: begin it with `defaults: {start}"
     refused(["workload=mine", "dry_run=true"], told)

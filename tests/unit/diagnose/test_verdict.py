@@ -649,14 +649,23 @@ def test_a_set_up_line_that_failed() -> None:
     assert verdict == Verdict(EndKind.SETUP_FAILED, "set-up line 2 of cluster=mine failed on node1: module load cuda")
 
 
-@pytest.mark.parametrize(("line", "setup"), [(1, "module load cuda"), (2, ""), (3, ". /opt/env.sh"), (4, "?")])
-def test_a_set_up_line_is_shown_if_the_user_wrote_it(line: int, setup: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "message", "setup"),
+    [
+        (1, "it failed", "module load cuda"),
+        (2, "activating /env (env.activate) failed", ""),
+        (2, "a set-up line failed", "activating /env (env.activate)"),
+        (3, "it failed", ". /opt/env.sh"),
+        (4, "it failed", "?"),
+    ],
+)
+def test_a_set_up_line_is_shown_unless_the_event_says_what_it_does(line: int, message: str, setup: str) -> None:
     env = Env(activate="/env", setup=[". /opt/env.sh"])
     plan = plan_of(cluster={"setup": ["module load cuda"]}, env=env)
-    event = {"event": "setup_failed", "line": line, "host": "node1", "message": "it failed", "code": 1}
+    event = {"event": "setup_failed", "line": line, "host": "node1", "message": message, "code": 1}
     found = diagnosis._from_events(plan, [event], Evidence(RunState.FAILED))
     assert found.setup == setup
-    assert classify(found).cause == "it failed on node1" + (f": {setup}" if setup else "")
+    assert classify(found).cause == f"{message} on node1" + (f": {setup}" if setup else "")
 
 
 def test_the_line_that_told_it_is_kept() -> None:

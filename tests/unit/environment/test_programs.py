@@ -128,6 +128,7 @@ def test_what_can_run_passes_and_is_not_executed(place: ModulePath, keys: dict[s
         ({"script": "train.py", "flags": {"lr": {"a": 1}}}, "workload.flags: lr is a section"),
         ({"script": "train.py", "flags": {"lr": [[1]]}}, "workload.flags: argument 1, [1], is neither text nor"),
         ({"script": "pkg.mod"}, "there is no file pkg.mod in {dir}. It is a module: run --module pkg.mod"),
+        ({"script": "a\0b.py"}, "workload.script=a\0b.py: there is no file a\0b.py in {dir}"),
         ({"script": "train.py", "args": "--name 'a b"}, "workload.args: No closing quotation"),
     ],
 )
