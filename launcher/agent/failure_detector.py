@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from launcher import io_bounds
+from launcher import errors, io_bounds
 from launcher.agent.policy import RoundEnd, RoundFailure, returned_early
 from launcher.config.schema import Backend
 from launcher.failures import messages
@@ -200,7 +200,8 @@ class FailureDetector:
         asked = self.first_stop or Stop(host=self._own.host, signal=signal)
         details: dict[str, Any] = {"signal": signal}
         if not self.any_resumable:  # else ranks of other nodes are saving
-            details |= {"listens": False, "exit_code": 128 + number}
+            begun = self._join_by is None or any(agent.joined for agent in self.agents.values())
+            details |= {"listens": False, "exit_code": 128 + number if begun else errors.RESUME}  # nothing is lost
         if not quiet:
             return self._failure(RoundEnd.KILLED, FaultCode.STOPPED_EARLY, None, host=asked.host, **details)
         hosts, then = [member.host for member in quiet], messages.of_request(asked.host, asked.signal or signal)

@@ -44,7 +44,7 @@ def plan_for(size: int = 3, least: int = 2, most: int | None = None, **fields: A
 class Cluster:
     """A coordinator, its agents, and what it has sent to each of them."""
 
-    def __init__(self, size: int = 3, *, least: int = 2, most: int | None = None, independent: bool = False) -> None:
+    def __init__(self, size: int = 3, *, least: int = 2, most: int | None = None, **workload: Any) -> None:
         self.size, self.now = size, 100.0
         self.members = [Member(index, index, f"node{index}", 1) for index in range(size)]
         self.claims: list[tuple[int, list[int]]] = []
@@ -54,7 +54,7 @@ class Cluster:
         self.sent: list[tuple[int, dict[str, Any]]] = []
         places = [Place(host=f"node{index}", node=index) for index in range(size)]
         self.coordinator = Coordinator(
-            plan_for(size, least, most, **({"workload": {"entry": PILOT_ENTRY}} if independent else {})),
+            plan_for(size, least, most, workload=workload),
             Path("/run/logs"), places, self.members[0],
             claim=self._claim, listen=lambda _: 29500, blame=self._blame,
         )  # fmt: skip
@@ -121,7 +121,7 @@ class Cluster:
         wanted = range(self.size) if wanted is None else wanted
         self.coordinator.gather(history or History(), list(wanted), 60, self.now)
 
-    def begin(self, *, resumable: bool = True, step: int = 5) -> Cluster:
+    def begin(self, *, resumable: bool = True, step: int = 5, joined: bool = True) -> Cluster:
         """Round 0 runs with all agents."""
         self.gather()
         self.hello(*range(1, self.size))
@@ -129,7 +129,7 @@ class Cluster:
         self.one("begin")
         self.coordinator.watch(self.now)
         for index in range(self.size):
-            self.receive(index, "heartbeat", step=step, resumable=resumable, joined=True)
+            self.receive(index, "heartbeat", step=step, resumable=resumable, joined=joined)
         return self
 
     def fail(self, index: int, kind: str = "raised", /, **values: Any) -> None:
@@ -302,7 +302,7 @@ def test_a_program_is_not_given_up_because_its_saves_cannot_be_seen(
 
 
 def test_ranks_that_are_independent_go_on_when_a_node_is_lost_and_end_without_it() -> None:
-    cluster = Cluster(4, least=2, independent=True).begin()
+    cluster = Cluster(4, least=2, entry=PILOT_ENTRY).begin()
     cluster.lose(2)
     cluster.wait(HEARTBEAT * 2, beats=[0, 1])  # node3 is silent
     cluster.none("verdict")
@@ -316,11 +316,11 @@ def test_ranks_that_are_independent_go_on_when_a_node_is_lost_and_end_without_it
 
 
 def test_ranks_that_are_independent_start_again_when_one_fails_and_end_when_too_few_nodes_are_left() -> None:
-    cluster = Cluster(least=2, independent=True).begin()
+    cluster = Cluster(least=2, entry=PILOT_ENTRY).begin()
     cluster.lose(2)
     cluster.fail(1, "killed")
     assert cluster.one("verdict")["then"] == "restart"
-    cluster = Cluster(least=2, independent=True).begin()
+    cluster = Cluster(least=2, entry=PILOT_ENTRY).begin()
     cluster.lose(2)
     cluster.lose(1)
     assert cluster.one("verdict")["then"] == "resume"
@@ -705,6 +705,13 @@ def test_all_that_leave_end_with_the_signal_of_the_first() -> None:
     fault = verdict["fault"]
     assert (fault["code"], fault["host"], fault["signal"]) == ("stopped_early", "node1", "SIGTERM")
     assert "accused" not in fault
+
+
+@pytest.mark.parametrize(("must_join", "code"), [(True, 75), (False, 143)])
+def test_ranks_that_are_asked_to_stop_before_they_have_joined_have_lost_nothing(must_join: bool, code: int) -> None:
+    cluster = Cluster(params={"init": must_join}).begin(resumable=False, joined=False)
+    leaving(cluster, 0, 1, 2)
+    assert cluster.one("verdict")["exit_code"] == code
 
 
 def test_a_run_with_a_checkpoint_goes_on_if_it_is_asked_to_stop_before_its_ranks_can_resume(
