@@ -482,7 +482,13 @@ class LeaderConnection:
         return replace(history, round=history.round + 1)
 
     def join(self) -> tuple[History, Rendezvous]:
-        """Joins the round after the running one, once it starts. Raises AttemptOver, NobodyLeads or AskedToStop."""
+        """Joins the round after the running one, once it starts. Raises AttemptOver or NobodyLeads."""
+        try:
+            return self._join()
+        except AskedToStop as request:  # the others say why the attempt ends, if it does
+            raise AttemptOver(str(request)) from None
+
+    def _join(self) -> tuple[History, Rendezvous]:
         self._stop_leading()
         seen, since, turn = (-1, 0), time.monotonic(), -1
         latest: rounds.Round | None = None

@@ -92,8 +92,7 @@ def decide(
     if kind is RoundEnd.REGROUP and enough and not stopping:
         return NextStep.RESTART
     if not listens:
-        ended = kind is RoundEnd.LOST_NODE or (kind is RoundEnd.KILLED and stopping)
-        return NextStep.RESUME if ended and has_checkpoint else NextStep.FAIL
+        return NextStep.RESUME if has_checkpoint and kind in (RoundEnd.LOST_NODE, RoundEnd.KILLED) else NextStep.FAIL
     if kind is RoundEnd.RAISED and progress is False:
         return NextStep.FAIL
     if stopping or not enough:
@@ -215,11 +214,11 @@ def judge(
     progress = has_saved(plan, began) if counts and not steps else steps
     further = max(failure.step, history.best + 1) if progress else failure.step
     again = failure.place != "" and failure.place == history.hung
+    ended = failure.kind is RoundEnd.LOST_NODE or (failure.kind is RoundEnd.KILLED and stopping)
     then = decide(
         failure.kind, history, progress, listens=failure.listens, stopping=stopping,
         enough=members - len(failure.lost) >= plan.least_agents, max_restarts=max_restarts, again=again,
-        has_checkpoint=failure.kind in (RoundEnd.LOST_NODE, RoundEnd.KILLED) and not failure.listens
-        and has_checkpoint(plan),
+        has_checkpoint=ended and not failure.listens and has_checkpoint(plan),
     )  # fmt: skip
     if then is NextStep.RESTART:
         history = history.after(further, counts=failure.kind is not RoundEnd.REGROUP, hung=failure.place)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from launcher import processes
-from launcher.errors import DONE, FAILED, NO_RETRY, RESUME, RunError, UnavailableError, is_transient
+from launcher.errors import DONE, NO_RETRY, RESUME, RunError, UnavailableError, is_transient
 from launcher.failures.codes import FaultCode, NextReason, StopReason
 from launcher.fast_dataclasses import Struct, replace
 from launcher.files import retried_reads
@@ -78,8 +78,7 @@ def end_of(
     | the agents' exit code cannot be read now, and the command failed | 75 |
     | they recorded none, and the command ended with 0, as srun does when Slurm takes a node away | 75 |
     | the agents recorded an exit code (0 does not count if the run needs all its nodes) | that one |
-    | the command was killed by a signal, or ended with an error number of Slurm or with 1, as srun does without | 75 |
-    | a step, and the run can be resumed | |
+    | the command was killed by a signal, or ended with an error number of Slurm, and the run can be resumed | 75 |
     | otherwise | the command's |
 
     The exit code of the agent that failed first counts more than the command's, which may be that of an agent that was
@@ -92,7 +91,7 @@ def end_of(
     word = (recorded.value or "").strip()
     if word.isdecimal():
         return command if all_nodes and int(word) == DONE else int(word), None
-    if (command == FAILED or 128 < command < 255) and may_resume():
+    if 128 < command < 255 and may_resume():
         return RESUME, Stop(reason=StopReason.KILLED, exit_code=command)
     return command, None
 
@@ -118,7 +117,7 @@ def main(arguments: Sequence[str]) -> int:
             if over.code != HERE:
                 return _exit_code(job, over.code, stops.requested)
         except (RunError, OSError) as error:
-            return refuse(error)
+            return _exit_code(job, refuse(error), stops.requested)
         os.umask(0o077)
         os.environ.clear()
         os.environ.update(environ)
@@ -487,8 +486,6 @@ class Job:
     def _may_resume(self, command: int) -> bool:
         # SIGTERM for the agents alone is a preemption, or the loss of a node, while they start; if none has begun, a
         # node's slurmd or prolog has failed: there need be no checkpoint yet
-        if command == FAILED:  # an agent's own failure, or that of the program that starts them
-            return self._job.away is not None and not self._has_begun()
         preempted = command == 128 + signal.SIGTERM and not self._stops.requested
         if self._job.program_resumes or preempted or not self._has_begun():
             return True

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BLOCKS = ("directives", "setup", "run", "after")
-EXPORTS = ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV")
+# Of sbatch --export=NONE, or in an allocation of its user: srun has to pass all variables of the job. And an error of
+# srun itself is an exit code that no agent has.
+OF_SRUN = {"SLURM_EXPORT_ENV": None, "SRUN_EXPORT_ENV": None, "SLURM_EXIT_ERROR": "254"}
 VALUES = ("plan", "directives")  # names that the block `directives` may use
 
 
@@ -277,8 +279,7 @@ def _job_file(plan: JobPlan, scheduler: Scheduler, elements: Path | None, *, aft
         signals=tuple(shell.signals.split()),
         no_workdir=plan.no_workdir,
         setup=tuple(SetupLineFields(each.words) for each in setup_lines(plan)),
-        # Of sbatch --export=NONE, or in an allocation of its user: srun has to pass all variables of the job
-        environment={**(dict.fromkeys(EXPORTS) if plan.starter == "srun" else {}), **plan.cluster.environment},
+        environment={**(OF_SRUN if plan.starter == "srun" else {}), **plan.cluster.environment},
         secrets=plan.env.secrets,
         secret_variables=plan.secret_variables,
         checkpoints=plan.checkpoint.dir,

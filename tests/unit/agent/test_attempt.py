@@ -364,7 +364,6 @@ AGAIN = [NEXT, DONE]
         ({"supervise": AGAIN, "next": [EIO]}, errors.RESUME),
         ({"supervise": AGAIN, "next": [Overtaken("too late")], "join": [AttemptOver("it has ended")]}, {}),
         ({"supervise": AGAIN, "next": [Overtaken("too late")], "join": [NobodyLeads("silent")]}, errors.RESUME),
-        ({"supervise": AGAIN, "next": [Overtaken("too late")], "join": [STOP]}, errors.RESUME),
         ({"supervise": AGAIN, "next": [Overtaken("too late")], "join": [EIO]}, errors.RESUME),
         ({"first": [unmet()]}, errors.FAILED),
         ({"first": [AttemptOver("it has ended")]}, {}),

@@ -38,8 +38,7 @@ def verdict(
         (RoundEnd.HUNG, {"listens": False}, NextStep.FAIL),
         (RoundEnd.LOST_NODE, {"listens": False}, NextStep.FAIL),
         (RoundEnd.LOST_NODE, {"listens": False, "has_checkpoint": True}, NextStep.RESUME),
-        (RoundEnd.KILLED, {"listens": False, "has_checkpoint": True}, NextStep.FAIL),
-        (RoundEnd.KILLED, {"listens": False, "has_checkpoint": True, "stopping": True}, NextStep.RESUME),  # preempted
+        (RoundEnd.KILLED, {"listens": False, "has_checkpoint": True}, NextStep.RESUME),  # asked only at a stop request
         (RoundEnd.KILLED, {"listens": False, "stopping": True}, NextStep.FAIL),
         (RoundEnd.RAISED, {"listens": False, "has_checkpoint": True, "stopping": True}, NextStep.FAIL),
         (RoundEnd.RAISED, {"listens": False, "stopping": True}, NextStep.FAIL),

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import UnavailableError
+from launcher.errors import RunError, UnavailableError
 from launcher.files import retried_reads
 from launcher.files.retried_reads import Ok, Unavailable
 from launcher.job import driver
@@ -121,8 +121,7 @@ HIDDEN = Unavailable("cannot be read", errno.EIO)
         (0, Ok(None), True, False, (75, UNREAD)),  # srun, when Slurm takes a node away
         (0, Ok("0\n"), True, False, (0, None)),
         (0, Ok(""), True, False, (0, None)),  # a full disk
-        (1, Ok(None), True, True, (75, Stop(reason="killed", exit_code=1))),  # type: ignore[arg-type]
-        (1, Ok(None), True, False, (1, None)),
+        (1, Ok(None), True, True, (1, None)),  # an agent that could not import torch, say
         (2, Ok(None), True, True, (2, None)),
         (137, Ok(None), True, True, (75, KILLED)),
         (137, Ok(None), True, False, (137, None)),
@@ -152,8 +151,8 @@ def test_the_job_ends_as_the_agents_end(sandbox: Sandbox, code: int) -> None:
     assert (outcome.code, ended(outcome)) == (code, [code])
 
 
-# Error numbers 4022 and 1001 (a prolog has failed, no connection); no step, or since 26.05 one that was aborted
-@pytest.mark.parametrize("code", [182, 233, 1])
+# Error numbers 4022 and 1001 (a prolog has failed, no connection); SLURM_EXIT_ERROR (no step, as a task is too large)
+@pytest.mark.parametrize("code", [182, 233, 254])
 def test_a_run_of_which_slurm_could_not_start_an_agent_goes_on(sandbox: Sandbox, code: int) -> None:
     (sandbox.folder / "bin/srun").write_text(f"#!/bin/bash\nexit {code}\n")
     sandbox.python.write_text("#!/bin/bash\nexit 75\n")
@@ -366,6 +365,20 @@ def test_agents_that_fail_are_started_once(sandbox: Sandbox, monkeypatch: pytest
     srun.write_text(f'#!/bin/bash\n{begun}\ntouch "$SANDBOX/away"\nexit 1\n')
     assert drive(sandbox).code == 1
     assert (sandbox.folder / "started").read_text() == "\n"
+
+
+def test_a_job_whose_run_directory_is_gone_is_not_started_again_for_its_exit_code(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[object]()
+    monkeypatch.setattr(in_job, "end_for_good", asked.append)
+    monkeypatch.setattr(driver, "held", removed)
+    assert drive(sandbox).code == 93
+    assert len(asked) == 1
+
+
+def removed(*_: object) -> object:
+    raise RunError("its run directory is gone")
 
 
 def test_requeue_may_go_on_in_this_job(sandbox: Sandbox) -> None:
