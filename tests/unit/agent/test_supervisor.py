@@ -594,8 +594,15 @@ def test_at_the_wall_time_ranks_are_killed_before_the_job_is_so_that_it_can_cont
     assert one.stop().grace == within
 
 
+def join(one: Job) -> None:
+    for slot in (slot for agent in one.agents for slot in agent.slots):
+        slot.join()
+    one.run(0.3)
+
+
 def test_ranks_that_do_not_listen_end_with_the_signal(job: Callable[..., Job]) -> None:
     one = job(listen=False)
+    join(one)
     for agent in one.agents:
         agent.signals.send(TERM)
     one.run(0.5)
@@ -611,6 +618,7 @@ def test_ranks_that_do_not_listen_end_with_the_signal(job: Callable[..., Job]) -
 
 def test_a_stop_request_to_one_agent_ends_ranks_that_do_not_listen_everywhere(job: Callable[..., Job]) -> None:
     one = job(listen=False)
+    join(one)
     one.agents[1].signals.send(TERM)
     one.run(GRACE + 3)
     assert one.ended() == [128 + TERM, 128 + TERM]
