@@ -133,8 +133,7 @@ def prepare(
     check_name("name", config.name)
     if run_id is None:
         run_id = new_id(config.name) if config.run_id is None else check_name("run_id", config.run_id)
-    site = site_of(config, run_id, held)
-    plan, notes = planned(config, site, Inputs(), new_snapshot=new_snapshot)
+    plan, notes = planned(config, site_of(config, run_id, held), Inputs(), new_snapshot=new_snapshot)
     chain = plan.resume.how == ResumeHow.chain.value
     # A repeated submission may have its jobs already; a resumed run needs new ones.
     repeated = not resumes and Run(Path(plan.run_dir)).recorded()
