@@ -28,13 +28,13 @@ LOOKS = 20
 SOCKETS, NUMAS, CORES = 2, 8, 128
 
 
-def results(repeats: int = 7, warmup: int = 1, steps: int = 1200) -> list[Result]:
+def results(repeats: int = 7, steps: int = 1200) -> list[Result]:
     here = [_bind(Path("/"), RANKS) for _ in range(LOOKS)]
     with tempfile.TemporaryDirectory() as folder:
         _large_node(Path(folder))
         large = [_bind(Path(folder), NUMAS) for _ in range(LOOKS)]
     detail, of_large = (f"median of {LOOKS}, slowest {max(took):.1f} ms" for took in (here, large))
-    speeds = _speeds(repeats, warmup, steps)
+    speeds = _speeds(repeats, steps)
     shown = ", ".join(f"{how} {statistics.median(found):,.0f} images/s" for how, found in speeds.items())
     return [
         Result(f"binding on this node ({os.cpu_count()} CPUs)", statistics.median(here), LIMIT, detail, unit="ms"),
@@ -55,7 +55,7 @@ def _bind(root: Path, ranks: int) -> float:
     return 1000 * (time.perf_counter() - began)
 
 
-def _speeds(repeats: int, warmup: int, steps: int) -> dict[str, list[float]]:
+def _speeds(repeats: int, steps: int) -> dict[str, list[float]]:
     """Trains in turns; returns the images per second of each run, by "bound", "unbound" and "a core each"."""
     with tempfile.TemporaryDirectory() as folder:
         env = environment(LAUNCHER_RUNS_DIR=folder, OMP_NUM_THREADS="1")
@@ -72,7 +72,7 @@ def _speeds(repeats: int, warmup: int, steps: int) -> dict[str, list[float]]:
 
         return interleaved(
             {"bound": lambda: speed("auto"), "unbound": lambda: speed("none"), "a core each": lambda: speed("core")},
-            repeats, warmup,
+            repeats,
         )  # fmt: skip
 
 

@@ -63,7 +63,7 @@ class Result:
 
 
 def interleaved(
-    contestants: Mapping[str, Callable[[], float]], repeats: int, warmup: int = 1
+    contestants: Mapping[str, Callable[[], float]], repeats: int, warmup: int | None = None
 ) -> dict[str, list[float]]:
     """Runs the contestants in turns, and returns the seconds of each contestant in each round.
 
@@ -72,8 +72,11 @@ def interleaved(
     Args:
         contestants: by name, a function that does the work once and returns its seconds.
         repeats: number of rounds.
-        warmup: number of rounds before these, which fill caches and write bytecode and do not count.
+        warmup: number of rounds before these, which fill caches and write bytecode and do not count; None: 1, but none
+            before a single round, which judges nothing.
     """
+    if warmup is None:
+        warmup = int(repeats > 1)
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(warmup + repeats):
         for name, contestant in contestants.items():

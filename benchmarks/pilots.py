@@ -36,7 +36,7 @@ from tests.cluster.slurm_cluster import SlurmCluster
 
 PILOTS, NODES = 2, 2
 SLOTS = PILOTS * NODES
-BY_ITSELF = "import time, torch; time.sleep(1)"
+BY_ITSELF = "import torch, time; time.sleep(1)"
 
 
 def results(

@@ -26,7 +26,7 @@ LAUNCHER = (
 )  # fmt: skip
 
 
-def results(repeats: int = 5, warmup: int = 1) -> list[Result]:
+def results(repeats: int = 5) -> list[Result]:
     took: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         stamp = Path(folder) / "stamp"
@@ -46,7 +46,7 @@ def results(repeats: int = 5, warmup: int = 1) -> list[Result]:
             took.append(result["seconds"])
             return seconds
 
-        seconds = interleaved({"with": with_preflight, "without": until_stamp}, repeats, warmup)
+        seconds = interleaved({"with": with_preflight, "without": until_stamp}, repeats)
     detail = f"slowest of {len(took)}; median {statistics.median(took):.2f} s"
     return [
         Result(f"preflight of {NODES} simulated nodes", max(took), LIMIT, detail, unit="s"),

@@ -119,14 +119,16 @@ def torchrun() -> float | None:
             sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}",
             "--max-restarts=3", str(ROOT / "benchmarks" / "restart_torchrun.py"),
         ]  # fmt: skip
-        with _running(command, env):
+        with _running(command, env) as process:
             now = Path(folder, "now")
             if not _until(lambda: _now(Path(folder)).get("step", 0) >= 5, 60):
                 return None
             first = json.loads(now.read_text())["round"]
             killed = time.time()
             os.kill(int(Path(folder, "pid-1").read_text()), signal.SIGKILL)
-            if not _until(lambda: _now(Path(folder)).get("round", first) != first, TORCHRUN_PATIENCE):
+            came = lambda: _now(Path(folder)).get("round", first) != first  # noqa: E731
+            _until(lambda: came() or process.poll() is not None, TORCHRUN_PATIENCE)  # or has given up
+            if not came():
                 return None
             return (
                 float(json.loads(next(Path(folder).glob(f"first-{_now(Path(folder))['round']}")).read_text())["time"])
@@ -151,13 +153,13 @@ def _until(condition: Callable[[], object], patience: float) -> bool:
 
 
 @contextlib.contextmanager
-def _running(command: Sequence[str], env: dict[str, str]) -> Iterator[None]:
+def _running(command: Sequence[str], env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """Runs a command in the background; at the end of the block, stops it and all its processes."""
     process = subprocess.Popen(
         command, env=env, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
-        yield
+        yield process
     finally:
         for number in (signal.SIGINT, signal.SIGINT, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):

@@ -26,7 +26,7 @@ TORCHRUN = (
 )  # fmt: skip
 
 
-def results(repeats: int = 7, warmup: int = 1) -> list[Result]:
+def results(repeats: int = 7) -> list[Result]:
     with tempfile.TemporaryDirectory() as folder:
         stamp = Path(folder) / "stamp"
         # One thread for each rank, which is torchrun's default, for both.
@@ -39,7 +39,7 @@ def results(repeats: int = 7, warmup: int = 1) -> list[Result]:
             return float(stamp.read_text()) - started
 
         seconds = interleaved(
-            {"launcher": lambda: until_stamp(*LAUNCHER), "torchrun": lambda: until_stamp(*TORCHRUN)}, repeats, warmup
+            {"launcher": lambda: until_stamp(*LAUNCHER), "torchrun": lambda: until_stamp(*TORCHRUN)}, repeats
         )
     ratio = median_ratio(seconds, "launcher", "torchrun")
     return [Result(f"first all_reduce of {RANKS} ranks / torchrun", ratio, 0.5, medians(seconds))]

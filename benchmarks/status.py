@@ -62,6 +62,7 @@ def results(live: int = 1000, finished: int = 10000, repeats: int = 5) -> list[R
                 "script": lambda: parse(directories, env),
             },
             repeats,
+            warmup=1,
         )
         taken = [whole - query for whole, query in zip(rounds["status"], rounds["squeue"], strict=True)]
         ratio = statistics.median(ours / script for ours, script in zip(taken, rounds["script"], strict=True))

@@ -31,7 +31,6 @@ from workloads.ddp import Net, Trainer
 from workloads.training import Data, Split, load
 
 TARGET = 2.5  # least ratio of images per second
-LEAST = 10_000  # least number of images in one turn
 
 
 class SingleImages(Dataset[tuple[Tensor, int]]):
@@ -62,8 +61,8 @@ def memory_epoch(trainer: Trainer, epoch: int) -> None:
     trainer.losses.look()
 
 
-def compare(data: Data, config: DDPMnist, env: Env, repeats: int) -> Result:
-    """Trains in both ways in turns on one data set; returns the median ratio of images per second."""
+def compare(data: Data, config: DDPMnist, env: Env, repeats: int, least: int) -> Result:
+    """Trains in both ways in turns of at least `least` images; returns the median ratio of images per second."""
 
     class Prepared(Trainer):
         def load(self) -> tuple[image_data.Found, Data]:
@@ -75,7 +74,7 @@ def compare(data: Data, config: DDPMnist, env: Env, repeats: int) -> Result:
         model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
     )
     images = trainer.sampler.steps_per_epoch * config.batch_size
-    passes = -(-LEAST // images)  # one epoch of a small data set is too short to be timed
+    passes = -(-least // images)  # one epoch of a small data set is too short to be timed
     epochs = itertools.count()
 
     def ours() -> None:
@@ -126,7 +125,8 @@ def results(
 ) -> list[Result]:
     config = DDPMnist(name="ddp_mnist", entry="", seed=0, batch_size=batch_size, threads=threads)
     env = init(backend="gloo", device="cpu")
-    return [compare(data, config, env, repeats) for data in (load(image_data.find("digits")), large_set(images))]
+    sets = load(image_data.find("digits")), large_set(images)
+    return [compare(data, config, env, repeats, images) for data in sets]
 
 
 def main() -> int:
