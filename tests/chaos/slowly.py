@@ -17,7 +17,7 @@ from launcher.checkpoint.saving import Copying, Staging
 from launcher.worker.stop import settings
 from workloads.ddp import Trainer
 
-PAUSE = 0.02  # seconds
+PAUSE = 0.05  # seconds
 
 
 def main(config: Any, env: Any) -> dict[str, Any]:

@@ -14,5 +14,5 @@ from tests.launch import Launcher
 @pytest.mark.backend("local", "this machine")
 def test_a_run_survives_a_short_storm_with_the_same_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     launcher = Launcher(tmp_path / "runs", {}, ["cluster=local"])
-    code = report(Chaos(launcher, seed=3), faults=2, epochs=40, folder=tmp_path)
+    code = report(Chaos(launcher, seed=3), faults=2, epochs=20, folder=tmp_path)
     assert code == 0, capsys.readouterr().out
