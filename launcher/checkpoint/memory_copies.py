@@ -27,7 +27,7 @@ from launcher.checkpoint import memory_format
 from launcher.checkpoint.collectives import Peers, one_line
 from launcher.checkpoint.format import MEMORY, CheckpointError, Damaged, Manifest
 from launcher.checkpoint.loading import Contents, Loaded, LoadTarget, Opened
-from launcher.checkpoint.saving import Snapshot, Staging
+from launcher.checkpoint.saving import Snapshot, Staging, pinned
 from launcher.checkpoint.state import ReplicaTable, bytes_of, fill_overlap, is_statistic, local_part, nested, size_of
 from launcher.formatting import log_line
 from launcher.runs import events
@@ -81,6 +81,7 @@ class MemoryCheckpoints:
         self._check, self._first = check, True
         self._mode = memory_format.WHOLE  # how tensors are divided over ranks
         self._copy: _Copy | None = None
+        self._pinned = Staging()  # of tensors on a GPU: training waits until they are here, not in the agent's memory
         self._costs: tuple[tuple[float, float], ...] = ()  # `blocked` and `whole` of the last copies
         self._steps: tuple[float, ...] = ()  # seconds of the steps between them
         self._failures = 0  # copies in a row that have failed
@@ -153,8 +154,8 @@ class MemoryCheckpoints:
             with copy.keeps_faults():
                 kept = content.tensors if self.leads or not whole else _statistics(content.tensors)
                 pair = self._pairs[memory_format.REPLICA if whole and self.leads else memory_format.OWN]
-                buffers = pair.newest.buffers(kept) if kept else {}
-                copy.copying = Staging(buffers).start(kept)
+                staging = self._pinned if pinned(kept) else Staging(pair.newest.buffers(kept) if kept else {})
+                copy.copying = staging.start(kept)
         self._copy, self._last = copy, (step, copy.began)
         copy.run(partial(self._run, copy), "memory-checkpoint")
 
@@ -171,7 +172,7 @@ class MemoryCheckpoints:
             return memory_format.Needs(
                 self._env.node_rank, self.leads, self._free(), self._held_bytes() if self.leads else 0,
                 sum(local_part(tensor).nbytes for tensor in tensors.values()), size_of(copy.rank_state),
-                copy.content.sharded, difference,
+                pinned(tensors), copy.content.sharded, difference,
             )  # fmt: skip
 
         try:
@@ -187,7 +188,8 @@ class MemoryCheckpoints:
         single = self._mode == memory_format.SINGLE or sum(each.difference for each in ranks) % (1 << 64)
         sharded = any(each.sharded for each in ranks)
         self._mode = memory_format.SINGLE if single else memory_format.SHARDS if sharded else memory_format.WHOLE
-        if why := memory_format.missing(ranks, self._mode, self._peer):
+        share = memory_format.AUTO_FREE if self._auto else memory_format.MOST_FREE
+        if why := memory_format.missing(ranks, self._mode, self._peer, share):
             self._end(why)
         elif self._mode == memory_format.SINGLE and self.leads:
             for slot in self._pairs[memory_format.REPLICA].slots:
@@ -250,8 +252,6 @@ class MemoryCheckpoints:
         if self.leads:
             self._pairs[memory_format.REPLICA].newest.seal(header, tensors, rest)
             tensors = _statistics(tensors)
-            for name, room in self._pairs[memory_format.OWN].newest.buffers(tensors).items():
-                room.copy_(tensors[name])
         self._pairs[memory_format.OWN].newest.seal(header, tensors, own)
 
     def _exchange(self) -> None:

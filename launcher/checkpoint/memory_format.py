@@ -42,7 +42,8 @@ ALIGN = 64  # bytes; tensors start at multiples of it
 BLOCK = 1 << 26  # bytes that share a checksum
 MOST_SHARED = 1 << 37  # bytes of shards that are divided anew from memory rather than from disk
 SHARE = 0.009  # of the time of a step: for copies that cost at most 1 % with checkpoint.memory=auto, as they vary
-LEFT_FREE = 0.1  # share of the free memory that copies leave free
+MOST_FREE = 0.9  # share of a node's free memory that copies may take,
+AUTO_FREE = 0.5  # and with checkpoint.memory=auto, which a training may have without knowing
 _MAGIC = b"launcher"
 _START = struct.Struct("<8sII")  # magic, length and CRC-32 of the header's JSON
 WHOLE, SHARDS, SINGLE = "whole", "shards", "single"  # modes: how tensors are divided over ranks
@@ -136,8 +137,11 @@ class MemorySlot:
         return {name: _view(body, offsets[name], local_part(tensor)) for name, tensor in tensors.items()}
 
     def seal(self, header: Header, tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> None:
-        """Completes a slot whose `buffers` are filled: adds the index with `rest`, and the header."""
+        """Completes a slot: copies the tensors that are not in its `buffers`, and adds the index and the header."""
         offsets, end = _offsets(tensors)
+        for name, room in self.buffers(tensors).items():
+            if room.data_ptr() != (tensor := local_part(tensors[name])).data_ptr():
+                room.copy_(tensor)
         where = {
             name: (offsets[name], tensor.dtype, tuple(local_part(tensor).shape), tuple(tensor.shape), offset_of(tensor))
             for name, tensor in tensors.items()
@@ -365,6 +369,7 @@ class Needs:
     held: int  # bytes that the agent's file has already; 0: the first rank tells them
     tensors: int  # bytes of its tensors, and of its rank_state
     rank_state: int
+    pinned: int = 0  # bytes of those tensors that are copied to pinned memory first: they are on a GPU
     sharded: bool = False  # whether a tensor is sharded
     difference: int = 0  # the sum over all ranks is 0 if none has other tensors than others under one name
 
@@ -372,13 +377,13 @@ class Needs:
         return self.rank_state + (0 if mode == WHOLE else self.tensors)
 
 
-def missing(ranks: Sequence[Needs], mode: str, peer: int) -> str:
+def missing(ranks: Sequence[Needs], mode: str, peer: int, share: float = MOST_FREE) -> str:
     """Returns why copies do not fit into the memory of some node; empty: they do. peer: as for `needed`."""
     wanted, held = needed(ranks, mode, peer), dict.fromkeys((each.node for each in ranks), 0)
     for each in ranks:
         held[each.node] += each.held
     known = ((each.node, each.free) for each in ranks if each.free is not None)
-    return next(filter(None, (shortage(wanted[node], free + held[node]) for node, free in known)), "")
+    return next(filter(None, (shortage(wanted[node], free + held[node], share) for node, free in known)), "")
 
 
 def needed(ranks: Sequence[Needs], mode: str, peer: int) -> dict[int, int]:
@@ -389,18 +394,21 @@ def needed(ranks: Sequence[Needs], mode: str, peer: int) -> dict[int, int]:
     | whole | the tensors; each rank's rank_state, and that of its peer | a part of the tensors on each rank |
     | others | each rank's tensors and rank_state, and its peer's | each rank's tensors |
 
+    Who copies tensors from a GPU also needs pinned memory for them.
     peer: a rank has copies of the rank that is so many before it; 0: of none.
     """
     found = dict.fromkeys((each.node for each in ranks), 0)
     for rank, each in enumerate(ranks):
         own = each.own(mode) + (ranks[rank - peer].own(mode) if peer else 0)
         shared = 2 * each.tensors * each.leads + -(-each.tensors // len(ranks)) if mode == WHOLE else each.tensors
-        found[each.node] += 2 * own + shared
+        found[each.node] += 2 * own + shared + each.pinned * (each.leads or mode != WHOLE)
     return found
 
 
-def shortage(needed: int, free: int | None) -> str:
+def shortage(needed: int, free: int | None, share: float = MOST_FREE) -> str:
     """Returns why copies of `needed` bytes on a node do not fit; empty: they do, or what is free is unknown."""
-    if free is None or needed <= free * (1 - LEFT_FREE):
+    if free is None or needed <= free * share:
         return ""
-    return f"they need {long_size(needed)} on a node, over 90 % of the {long_size(free)} that are free: raise mem"
+    percent = round(100 * share)
+    fix = "raise mem" if share == MOST_FREE else "raise mem, or set checkpoint.memory=1, with which they may take 90 %"
+    return f"they need {long_size(needed)} on a node, over {percent} % of the {long_size(free)} that are free: {fix}"

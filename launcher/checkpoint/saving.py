@@ -149,6 +149,11 @@ def _pins(device: torch.device) -> bool:
     return device.type == "cuda" or (_streams_of(device) is not None and hasattr(torch, "accelerator"))
 
 
+def pinned(tensors: Mapping[str, Tensor]) -> int:
+    """Returns the bytes that copies of these tensors have in pinned memory."""
+    return sum(here.nbytes for here in map(local_part, tensors.values()) if _pins(here.device))
+
+
 def _is_plain(tensor: Tensor) -> bool:
     here = local_part(tensor)
     return here.is_cpu and here.is_contiguous() and here.untyped_storage().nbytes() == here.nbytes

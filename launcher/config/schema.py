@@ -228,7 +228,7 @@ class Checkpoint:
     max_failures: int = 5  # saves in a row that may fail before the attempt ends with 75; 0: any number
     check_replicas: bool = True  # at the first save, check that replicated tensors are equal on all ranks
     start_over: bool = False  # start from the beginning if all checkpoints are damaged; false: that is an error
-    memory: Steps = "0"  # steps between copies in host memory, for restarts in place; 0: none; auto: by their cost
+    memory: Steps = "auto"  # steps between copies in host memory, for restarts in place; 0: none; auto: by their cost
     peers: bool = True  # with memory: also copy to the next node what only one rank has
 
 

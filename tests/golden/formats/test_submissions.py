@@ -35,6 +35,15 @@ def frozen(site: Site, path: Path) -> None:
     check(f"formats/written/{site.neutral(str(path.relative_to(site.runs)))}", text)
 
 
+def test_a_run_of_this_machine(site: Site) -> None:
+    """The first one: other records are compared with this one."""
+    (site.folder / "bin/bash").unlink()
+    (site.folder / "bin/bash").symlink_to("/bin/true")
+    site.submit("workload=p2p", "procs_per_node=2", "run_id=local")
+    frozen(site, site.runs / "local/record.json")
+    frozen(site, site.runs / "local/journal.jsonl")
+
+
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
 def test_a_run_that_is_handed_over(site: Site, scheduler: str) -> None:
     site.answer(scheduler, "submission")
@@ -44,14 +53,6 @@ def test_a_run_that_is_handed_over(site: Site, scheduler: str) -> None:
     )  # fmt: skip
     frozen(site, site.runs / scheduler / "record.json")
     frozen(site, site.runs / scheduler / "journal.jsonl")
-
-
-def test_a_run_of_this_machine(site: Site) -> None:
-    (site.folder / "bin/bash").unlink()
-    (site.folder / "bin/bash").symlink_to("/bin/true")
-    site.submit("workload=p2p", "procs_per_node=2", "run_id=local")
-    frozen(site, site.runs / "local/record.json")
-    frozen(site, site.runs / "local/journal.jsonl")
 
 
 def test_a_chain_of_jobs(site: Site) -> None:

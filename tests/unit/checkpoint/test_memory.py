@@ -23,7 +23,9 @@ from launcher.checkpoint.format import Damaged
 from launcher.checkpoint.memory_copies import MemoryCheckpoints
 from launcher.checkpoint.memory_format import (
     AREA,
+    AUTO_FREE,
     HEADER,
+    MOST_FREE,
     OWN,
     PEER,
     REPLICA,
@@ -42,6 +44,7 @@ from launcher.checkpoint.memory_format import (
     shortage,
 )
 from launcher.worker import exit_report
+from tests.fakes import cuda
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
 FOUR = (0, 0, 2, 2)  # two agents with two ranks
@@ -145,10 +148,15 @@ def test_copies_cost_at_most_a_hundredth_of_the_time(blocked: float, whole: floa
 
 
 @pytest.mark.parametrize(
-    ("needed", "free", "fits"), [(89, 100, True), (90, 100, True), (91, 100, False), (1 << 50, None, True)]
-)
-def test_a_tenth_of_the_free_memory_stays_free(needed: int, free: int | None, fits: bool) -> None:
-    assert (shortage(needed, free) == "") == fits
+    ("needed", "free", "share", "fits"),
+    [
+        (89, 100, MOST_FREE, True), (90, 100, MOST_FREE, True), (91, 100, MOST_FREE, False),
+        (49, 100, AUTO_FREE, True), (50, 100, AUTO_FREE, True), (51, 100, AUTO_FREE, False),
+        (1 << 50, None, AUTO_FREE, True),
+    ],
+)  # fmt: skip
+def test_a_part_of_the_free_memory_stays_free(needed: int, free: int | None, share: float, fits: bool) -> None:
+    assert (shortage(needed, free, share) == "") == fits
 
 
 def ranks_with(*of_ranks: tuple[int, int, int], nodes: int = 2) -> list[Needs]:
@@ -170,6 +178,8 @@ def ranks_with(*of_ranks: tuple[int, int, int], nodes: int = 2) -> list[Needs]:
         (ranks_with(*[(100, 7, 0)] * 4), SHARDS, 0, [628, 628]),
         (ranks_with((40, 0, 0), (5, 1, 0)), SINGLE, 1, [40 + 2 * 40 + 2 * 6, 5 + 2 * 6 + 2 * 40]),  # a pipeline
         (ranks_with((9, 0, 0), (9, 0, 0), nodes=1), SINGLE, 0, [54]),
+        ([replace(each, pinned=100) for each in ranks_with(*[(100, 0, 0)] * 4)], WHOLE, 2, [350, 350]),
+        ([replace(each, pinned=100) for each in ranks_with(*[(100, 0, 0)] * 4)], SHARDS, 2, [1200, 1200]),
     ],
 )
 def test_what_a_node_needs_is_what_it_will_hold(ranks: list[Needs], mode: str, peer: int, wanted: list[int]) -> None:
@@ -337,6 +347,29 @@ def test_a_model_that_was_changed_between_two_rounds_is_refused_as_from_disk(tra
     saved.close()
 
 
+@pytest.mark.parametrize("elements", [100, 1 << 20])
+def test_a_copy_of_what_is_on_a_gpu_is_that_of_its_step_whatever_is_queued(
+    elements: int, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = cuda.install(monkeypatch)
+    weights = fake.tensor(torch.zeros(elements), 0)
+    _, _, saved = training.begin()
+    for step in (1, 2, 3):
+        saved.staged()  # before the optimizer's step
+        fake.kernel(weights, float(step))
+        saved.keep(step, {"weights": weights, "steps": {"done": step}})
+    saved.staged()
+    fake.kernel(weights, -1.0)
+    fake.synchronize()
+    saved.close()
+    copies = [call for call in fake.calls if call.what == "copy"]
+    assert {call.thread for call in copies} == {"memory-checkpoint"}  # training goes on meanwhile
+    assert fake.current_stream().number not in {call.stream for call in copies}
+    begun, state, saved = training.begin(weights=torch.zeros(elements))
+    assert (begun, state["weights"].unique().tolist()) == (3, [3.0])
+    saved.close()
+
+
 def test_a_header_that_is_not_ours_is_damage() -> None:
     assert Header.of(bytes(HEADER)) is None
     with pytest.raises(Damaged):
@@ -496,6 +529,20 @@ def test_memory_that_the_copies_have_already_counts_as_free(
         begun, state, saved = training.begin(large=torch.zeros(1 << 20))
         assert begun == 2 * number
         training.go_on(state, saved, range(begun + 1, begun + 3))
+
+
+@pytest.mark.parametrize(("every", "fits"), [(1, True), (None, False)])
+def test_auto_takes_half_of_what_is_free_at_most(
+    every: int | None, fits: bool, training: Training, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(memory_module.hardware, "free_memory", lambda: 15_000_000)
+    training.memory = every
+    _, state, saved = training.begin(large=torch.zeros(1 << 20))  # 4 MiB: 8 for copies and 4 for a save
+    saved.keep(1, state)
+    assert saved.keeps(1000) == fits
+    saved.close()
+    assert ("they need 12 MiB on a node, over 50 % of" in capsys.readouterr().out) != fits
 
 
 def test_what_a_save_and_the_state_of_a_rank_take_counts(

@@ -10,6 +10,7 @@ import pytest
 from launcher.config.schema import (
     P2P,
     Backend,
+    Checkpoint,
     Collective,
     DDPMnist,
     LaunchMode,
@@ -55,6 +56,9 @@ GIB = 1024**3
         ({"cluster": {"srun_args": ["--mpi=none", "a b"]}}, {"cluster.srun_args": ["--mpi=none", "a b"]}),
         ({"workload": DDPMnist("n", "m:f", seed=1)},
          {"workload.kind": "DDPMnist", "workload.name": "n", "workload.backend": "auto"}),
+        ({"launch": {"max_restarts": 1}}, {"checkpoint.memory": None}),  # auto
+        ({"launch": {"max_restarts": 0}}, {"checkpoint.memory": 0}),
+        ({"launch": {"max_restarts": 0}, "checkpoint": Checkpoint(memory="2")}, {"checkpoint.memory": 2}),
         ({"cluster": {"scheduler": "slurm"}}, {"queued": True}),
         ({"cluster": {"scheduler": "allocation"}}, {"queued": False}),
         ({"name": "a" * 64}, {"name": "a" * 64}),
