@@ -56,13 +56,21 @@ def shared() -> Iterator[None]:
     files: dict[tuple[str, str, str], ConfigResult] = {}
     results: dict[tuple[str, str], ConfigResult | None] = {}
     rules: dict[tuple[str, str], Any] = {}
+    listing = False  # while a list of defaults is made, which changes nothing that it reads
 
-    def defaults_of(repo: IConfigRepository, config_name: str, overrides_list: Any, **options: Any) -> DefaultsList:
+    def defaults_of(
+        repo: CachingConfigRepository, config_name: str, overrides_list: Any, **options: Any
+    ) -> DefaultsList:
         mine = Overrides(repo=repo, overrides_list=overrides_list)
         choices = (sorted(mine.override_choices.items()), mine.append_group_defaults, mine.deletions)
         key = repr((sources(repo), config_name, choices, options))
         if key not in lists:
-            lists[key] = listed(repo, config_name, overrides_list, **options)
+            nonlocal listing
+            listing, before = True, dict(repo.cache)
+            try:
+                lists[key] = listed(repo, config_name, overrides_list, **options)
+            finally:
+                listing, repo.cache = False, before  # a composition changes what it has read
         result = copy.copy(lists[key])
         result.config_overrides = mine.config_overrides
         return result
@@ -89,7 +97,7 @@ def shared() -> Iterator[None]:
         key = (state(self, config_path), config_path)
         if key not in results:
             results[key] = found(self, config_path)
-        return copied(results[key])
+        return results[key] if listing else copied(results[key])
 
     def file_of(self: ConfigSource, config_path: str) -> ConfigResult:
         if not is_conf(self.path):

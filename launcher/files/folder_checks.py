@@ -32,6 +32,7 @@ import pwd
 import re
 import stat
 from collections.abc import Collection, Sequence
+from functools import cache
 from pathlib import Path
 
 from launcher.errors import ConfigError, RunError
@@ -179,8 +180,9 @@ def _owner(status: os.stat_result) -> int:
     return 0 if status.st_uid == _unmapped() else status.st_uid
 
 
+@cache
 def _unmapped() -> int | None:
-    # None: this process is in no such namespace
+    # None: this process is in no such namespace, which none enters later
     try:
         if Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]:
             return None

@@ -21,7 +21,7 @@ from launcher.submission import render
 from tests.unit.plans import bare_plan
 
 DRIVER = f"""#!/bin/bash
-[ "$1" != -I ] || exec {shlex.quote(sys.executable)} "$@"  # the driver is the real one
+[ "$1" != -I ] || exec {shlex.quote(sys.executable)} -S "$@"  # the driver is the real one, and needs no packages
 """
 # What the first agent writes at success
 SUCCEEDS = 'echo 0 >"$LAUNCHER_RUN_DIR/attempts/$LAUNCHER_ATTEMPT/exit_code"'
