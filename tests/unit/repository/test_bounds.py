@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 
 import pytest
 
 from launcher import io_bounds
 from tests.launch import ROOT
-from tests.unit.repository.trees import tree
+from tests.unit.repository.trees import nodes, tree
 
 LARGE = 1 << 12  # smaller numbers bound nothing that could grow
 OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -91,9 +91,9 @@ def large_constants(module: ast.Module) -> Iterator[str]:
                     yield name.id
 
 
-def compared(module: ast.Module) -> Iterator[int]:
+def compared(nodes: Iterable[ast.AST]) -> Iterator[int]:
     """Yields large powers of two that are compared with something, and are no constant with a name."""
-    for node in ast.walk(module):
+    for node in nodes:
         if isinstance(node, ast.Compare):
             for each in (node.left, *node.comparators):
                 if (
@@ -125,7 +125,7 @@ def test_a_bound_is_in_the_module_of_bounds() -> None:
 
 
 def test_a_bound_has_a_name() -> None:
-    found = {f"{module}:{line}" for module, path in MODULES.items() for line in compared(tree(path))}
+    found = {f"{module}:{line}" for module, path in MODULES.items() for line in compared(nodes(path))}
     # how the kernel says that there is no limit
     assert {each.partition(":")[0] for each in found} == {"binding/hardware"}
 
@@ -150,4 +150,4 @@ def test_a_bound_is_found(source: str, found: list[str]) -> None:
 
 @pytest.mark.parametrize(("source", "lines"), [("if len(a) > 1 << 20: pass", [1]), ("x < 5\ny < LIMIT", [])])
 def test_a_bound_without_a_name_is_found(source: str, lines: list[int]) -> None:
-    assert list(compared(ast.parse(source))) == lines
+    assert list(compared(ast.walk(ast.parse(source)))) == lines

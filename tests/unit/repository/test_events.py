@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
 from launcher.paths import PACKAGE
 from launcher.runs import events
 from launcher.runs.events import TYPES, Event
-from tests.unit.repository.trees import tree
+from tests.unit.repository.trees import nodes
 
 ROOT = PACKAGE.parent
 
 
-def names(module: ast.AST) -> Iterator[tuple[int, str]]:
+def names(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Texts that are compared with the name of an event (`entry["event"] == "x"`), or written as one."""
-    for node in ast.walk(module):
+    for node in nodes:
         if isinstance(node, ast.Compare) and any(map(_is_name, [node.left, *node.comparators])):
             for each in (part for side in [node.left, *node.comparators] for part in ast.walk(side)):
                 if isinstance(each, ast.Constant) and isinstance(each.value, str) and each.value != "event":
@@ -38,13 +38,13 @@ def _is_name(node: ast.AST) -> bool:
 
 
 def test_an_event_is_called_by_its_class() -> None:
-    found = {str(path): list(names(tree(path))) for path in PACKAGE.rglob("*.py")}
+    found = {str(path): list(names(nodes(path))) for path in PACKAGE.rglob("*.py")}
     assert {path: places for path, places in found.items() if places} == {}
 
 
 @pytest.mark.parametrize("text", ['x["event"] == "nap"', 'x.get("event") in ("nap",)', '{"event": "nap", "time": 1}'])
 def test_a_name_in_a_text_is_found(text: str) -> None:
-    assert [name for _, name in names(ast.parse(text))] == ["nap"]
+    assert [name for _, name in names(ast.walk(ast.parse(text)))] == ["nap"]
 
 
 def test_each_kind_has_a_class_of_its_own_here() -> None:

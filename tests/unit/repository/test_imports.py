@@ -57,9 +57,10 @@ def _imports(node: ast.AST, *, in_function: bool) -> Iterator[Import]:
         for each in node.names:
             whole = f"{node.module}.{each.name}"
             yield Import(whole if whole in modules() else node.module, node.lineno, in_function)
-    is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-    for child in ast.iter_child_nodes(node):
-        yield from _imports(child, in_function=in_function or is_function)
+    is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):  # an expression has no statement inside
+        for child in getattr(node, name, ()):
+            yield from _imports(child, in_function=in_function or is_function)
 
 
 def circle(graph: Mapping[str, set[str]]) -> list[str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from launcher.paths import PACKAGE, resource
 from launcher.schedulers import registry
-from tests.unit.repository.trees import tree
+from tests.unit.repository.trees import nodes
 
 SCHEDULERS = PACKAGE / "schedulers"
 FOLDERS = sorted({place.scheduler.split(".")[2] for place in registry.OURS.values()})
@@ -28,9 +28,9 @@ def outside() -> list[Path]:
     ]
 
 
-def asked(module: ast.Module) -> Iterator[str]:
+def asked(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """The places of a module that ask for a scheduler's name, or import a scheduler: what, with the line."""
-    for node in ast.walk(module):
+    for node in nodes:
         found: list[str] = []
         if isinstance(node, ast.Compare):
             found = [each for side in (node.left, *node.comparators) for each in _names(side)]
@@ -68,18 +68,18 @@ def _is_scheduler(module: str) -> bool:
     ],
 )  # fmt: skip
 def test_who_asks_is_seen(text: str) -> None:
-    assert list(asked(ast.parse(text)))
+    assert list(asked(ast.walk(ast.parse(text))))
 
 
 @pytest.mark.parametrize(
     "text", ['name = "slurm"', "from launcher.schedulers import registry", 'if kind == "slurmctld": pass']
 )
 def test_who_does_not_ask_is_not(text: str) -> None:
-    assert list(asked(ast.parse(text))) == []
+    assert list(asked(ast.walk(ast.parse(text)))) == []
 
 
 def test_no_module_asks_which_scheduler_it_is() -> None:
-    found = [f"{path}, {place}" for path in outside() for place in asked(tree(path))]
+    found = [f"{path}, {place}" for path in outside() for place in asked(nodes(path))]
     assert found == [], "make it a method or a class of launcher/schedulers/base.py"
 
 
