@@ -29,7 +29,7 @@ from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
 
 from launcher.checkpoint import format as checkpoints
 from launcher.config.schema import Backend, Device, LaunchMode
-from launcher.failures.error_patterns import LOST_PEER
+from launcher.failures.error_texts import LOST_PEER
 from launcher.formatting import format_size, plural
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Placement, Rendezvous, listen_on

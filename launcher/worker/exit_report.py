@@ -31,8 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import errors, formatting, io_bounds, processes
-from launcher.failures.error_patterns import LOG_LINES, LOST_PEER
-from launcher.failures.tracebacks import last_error, without_torchs_prefix
+from launcher.failures.error_texts import LOG_LINES, LOST_PEER, last_error, without_torchs_prefix
 from launcher.files import safe_io
 from launcher.worker import user_script
 

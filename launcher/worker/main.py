@@ -33,7 +33,7 @@ from launcher.config import schema
 from launcher.environment import programs
 from launcher.environment.programs import words as words_of
 from launcher.failures.codes import StopReason
-from launcher.failures.error_patterns import LOST_PEER
+from launcher.failures.error_texts import LOST_PEER
 from launcher.files import safe_io
 from launcher.paths import own_module
 from launcher.plan.plan import JobPlan

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.failures.error_patterns import LOST_PEER
+from launcher.failures.error_texts import LOST_PEER
 from launcher.worker import user_script
 from tests import warm_python
 from tests.launch import ROOT

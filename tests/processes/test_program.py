@@ -21,7 +21,7 @@ from launcher.agent import supervisor
 from launcher.agent.supervisor import StopChecker
 from launcher.config.schema import Program
 from launcher.failures.codes import StopReason
-from launcher.failures.error_patterns import LOST_PEER
+from launcher.failures.error_texts import LOST_PEER
 from launcher.job.requeue import further
 from launcher.plan.plan import JobPlan
 from launcher.runs import user_checkpoints

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from launcher import io_bounds
-from launcher.failures import error_patterns
+from launcher.failures import error_texts
 from launcher.worker import exit_report, user_script
 from launcher.worker.exit_report import (
     LONGEST_LINE,
@@ -159,7 +159,7 @@ TRACEBACK = "Traceback (most recent call last):\n  File x\nValueError: no\n\nSet
         ("ls: cannot access 'x'\n", 2, ("printed", "ls: cannot access 'x'")),
         (TRACEBACK, 1, ("printed", "ValueError: no")),
         (re.sub(r"^(?=.)", "[rank3]: ", TRACEBACK, flags=re.MULTILINE), 1, ("printed", "ValueError: no")),  # torch's
-        (TRACEBACK + "\n" * 3 + "fine\n" * error_patterns.LOG_LINES, 1, ("printed", "fine")),  # it was handled
+        (TRACEBACK + "\n" * 3 + "fine\n" * error_texts.LOG_LINES, 1, ("printed", "fine")),  # it was handled
         (" 10%|#   |\r 20%|##  |", 1, ("printed", "20%|##  |")),
         *(("x" * (LONGEST_LINE + more), 1, ("printed", "x" * (LONGEST_LINE + min(more, 0)))) for more in (-1, 0, 1)),
         ("\n \n", 1, None),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.failures.tracebacks import (
+from launcher.failures.error_texts import (
     before_crash,
     before_traceback,
     crash_lines,
