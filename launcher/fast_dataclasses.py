@@ -51,10 +51,12 @@ class Struct:
         cls._required = frozenset(name for name, default in cls.FIELDS.items() if default is REQUIRED)
 
     def __init__(self, *positional: Any, **named: Any) -> None:
-        named.update(zip(self.FIELDS, positional, strict=False))
-        if len(positional) > len(self.FIELDS) or not self._required <= named.keys() <= self.FIELDS.keys():
+        if positional:
+            named.update(zip(self.FIELDS, positional, strict=False))
+        values, most = {**self.FIELDS, **named}, len(self.FIELDS)
+        if len(values) > most or len(positional) > most or not self._required <= named.keys():
             raise TypeError(f"{type(self).__name__} has the fields {', '.join(self.FIELDS)}: {positional}, {named}")
-        self.__dict__ = {**self.FIELDS, **named}
+        self.__dict__ = values
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
