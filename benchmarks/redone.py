@@ -177,7 +177,7 @@ def _until(condition: Any, what: str) -> None:
     while not condition():
         if time.monotonic() > give_up:
             raise TimeoutError(f"waited {PATIENCE:g} s for {what}")
-        time.sleep(0.02)
+        time.sleep(0.1)  # the times are those of the events
 
 
 # -- damaged copies

@@ -41,7 +41,7 @@ def until(condition: Callable[[], object], what: str, timeout: float = 60, detai
     while not condition():
         now = time.monotonic()
         assert now < deadline, f"{what} within {timeout:g} s; {details()}"
-        time.sleep(max(0.1, now - asked))  # a condition that runs a command must not keep a processor busy
+        time.sleep(max(0.1, 2 * (now - asked)))  # a condition that runs a command must not keep a processor busy
         asked = time.monotonic()
 
 

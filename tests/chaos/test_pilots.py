@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.backend("local", "this machine"), pytest.mark.timeout(
 def test_each_point_is_done_once_or_has_failed_with_its_cause(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = pilots.report(pilots.on_this_machine(tmp_path / "runs", seed=1), 20)
+    code = pilots.report(pilots.on_this_machine(tmp_path / "runs", seed=1), 12)
     assert code == 0, capsys.readouterr().out
 
 

@@ -1,13 +1,12 @@
 """Post-mortems of real failures of every kind that a Slurm without GPUs can have.
 
-All runs are submitted at once and looked at one after the other, each on nodes where no other one's end disturbs it.
+All runs are submitted first and looked at one after the other, each on nodes where no other one's end disturbs it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +16,7 @@ import pytest
 
 from launcher.runs.directory import Run
 from launcher.runs.history import journal_events
-from tests import warm_python
-from tests.launch import ROOT, Launcher
+from tests.launch import Launcher
 
 pytestmark = pytest.mark.timeout(400)
 ENDS, FAULTS = "tests.chaos.ends", "tests.chaos.faults"
@@ -61,23 +59,14 @@ class Runs:
         self.launcher, self.slurm = launcher, slurm
 
     def submit(self, late: Path) -> None:
-        """Submits all runs at the same time, because each command takes seconds."""
-        started, python = [], warm_python.python()
         for name, (entry, *overrides) in RUNS.items():
             if name == "no-rendezvous":
                 overrides.append(f"+cluster.environment.PYTHONPATH={late}")
             if name == "out-of-memory":  # Slurm counts that of the processes below its own, which forks are not
                 overrides.append(f"+cluster.environment.PYTHONPATH={late.with_name('plain')}")
             words = ["workload=collective", f"workload.entry={entry}", f"run_id={name}", "cluster=slurm", *overrides]
-            environment = {**self.launcher.environ, **(HANGS if name == "hangs" else {})}
-            started.append(
-                subprocess.Popen(
-                    [python, "-m", "launcher", *words], env=environment, cwd=ROOT, stdout=subprocess.DEVNULL
-                )
-            )
-            if len(started) % 4 == 0:  # or sixteen interpreters start at once
-                started[-4].wait(timeout=120)
-        assert [process.wait(timeout=120) for process in started] == [0] * len(RUNS)
+            done = self.launcher(*words, **(HANGS if name == "hangs" else {}))
+            assert done.returncode == 0, done.stderr
 
     def job(self, name: str) -> str:
         run = Run(self.launcher.runs_dir / name)

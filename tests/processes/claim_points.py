@@ -31,7 +31,7 @@ def main(sweep: str, pilot: int, count: int, log: str) -> None:
             free_points.look(now=True)
             if free_points.over:
                 return
-            time.sleep(0.01)
+            time.sleep(0.05)
             continue
         point, before = claimed
         if (pid := os.fork()) == 0:

@@ -14,7 +14,7 @@ from launcher.processes import Process
 from launcher.runs.point_claims import Claims, State
 from tests.launch import ROOT
 
-POINTS, PROCESSES, KILLS = 150, 6, 30
+POINTS, PROCESSES, KILLS = 60, 4, 12
 
 
 @pytest.mark.ci
