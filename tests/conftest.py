@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import gzip
 import os
 import re
 import signal
@@ -44,6 +45,7 @@ from typing import Any, TypeVar
 import hypothesis
 import pytest
 from _pytest.runner import runtestprotocol
+from hypothesis.internal import charmap
 
 from tests import hydra_cache
 from tests.cluster.slurm_cluster import SlurmCluster
@@ -195,6 +197,15 @@ def _cluster(name: str, *, accounting: bool) -> Iterator[SlurmCluster]:
         yield _noted(name, cluster)
 
 
+def _tell_hypothesis_of_utf_8() -> None:
+    """In a new checkout each process that makes texts would try a million characters first, for two seconds."""
+    known = charmap.charmap_file("codec-v2-utf-8")
+    with contextlib.suppress(OSError):
+        known.parent.mkdir(parents=True, exist_ok=True)
+        if not known.exists():
+            known.write_bytes(gzip.compress(b"[[[0, 55295], [57344, 1114111]], []]"))
+
+
 # -- the table: which scheduler was tested against what
 
 
@@ -208,6 +219,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not hasattr(config, "workerinput"):
+        _tell_hypothesis_of_utf_8()
     for marker in (
         "backend(name, against): count this test in the closing table; {slurm} stands for Slurm and its version",
         "ci: a fact of `make test` once more, with another scheduler, number of ranks or kind; benchmarks and chaos in "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
@@ -11,17 +11,18 @@ from omegaconf import DictConfig, OmegaConf
 
 from launcher.config import profiles
 from launcher.paths import resource
-from tests.golden.conftest import Shown
+from launcher.submission.resume import register
+from tests.golden.conftest import World
 from tests.golden.golden import check
 
 OWN = "workload."  # keys that each workload has of its own
 
 
-def test_the_keys_are_what_they_were(show: Callable[..., Shown]) -> None:
+def test_the_keys_are_what_they_were(world: World) -> None:
     found, clusters = {}, {}
+    register()
     for path in sorted(resource("conf").glob("workload/*.yaml")):
         choice = f"workload={path.stem}"
-        show(choice, "--cfg", "job")  # has Hydra know the schema
         with initialize_config_dir(str(resource("conf")), version_base="1.3"):
             found[choice] = list(keys(compose("config", [choice])))
     common, *others = ([key for key in each if not key.startswith(OWN)] for each in found.values())

@@ -382,7 +382,7 @@ def deeply(path: Path) -> None:
 
 
 def many_small(path: Path) -> None:
-    path.write_bytes(b"[],\n" * (1 << 14))
+    path.write_bytes(b"[],\n" * (1 << 13))
 
 
 def a_folder(path: Path) -> None:

@@ -527,9 +527,9 @@ def test_a_follower_asks_less_often_while_nothing_changes(
     monkeypatch.setattr("launcher.monitoring.run_status.time", ticking)
     monkeypatch.setattr("launcher.schedulers.job_cache.time", ticking)
     asked, follower = says({"1": RUNNING}), JobMonitor()
-    for _ in range(300):
+    for _ in range(100):
         status_of(run, follower)
-    assert 5 < len(asked) < 100  # a look takes a second or more by this clock: every 2 s would be 150 or more
+    assert 5 < len(asked) < 33  # a look takes a second or more by this clock: every 2 s would be 50 or more
     end(run, 1, job="1", number=1)  # the run's own record tells of a change
     asked = says({"1": FAILED})
     assert RunState.FAILED in [status_of(run, follower).state for _ in range(4)]
@@ -578,8 +578,8 @@ def test_a_run_that_failed_long_ago_does_not_have_the_scheduler_asked_often(
     for module in ("launcher.monitoring.run_status", "launcher.schedulers.job_cache"):
         monkeypatch.setattr(f"{module}.time", ticking)
     asked, follower = says({"2": RUNNING}), JobMonitor()
-    assert {status_of(run, follower).state for _ in range(300)} == {RunState.FAILED}
-    assert len(asked) < 100  # every 2 s would be 150 or more
+    assert {status_of(run, follower).state for _ in range(100)} == {RunState.FAILED}
+    assert len(asked) < 33  # every 2 s would be 50 or more
 
 
 def test_the_end_of_a_forgotten_job_is_asked_for_once_and_the_others_less_often(
