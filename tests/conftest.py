@@ -46,6 +46,7 @@ import hypothesis
 import pytest
 from _pytest.runner import runtestprotocol
 from hypothesis.internal import charmap
+from hypothesis.internal.conjecture import providers
 
 from tests import hydra_cache
 from tests.cluster.slurm_cluster import SlurmCluster
@@ -221,6 +222,9 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         _tell_hypothesis_of_utf_8()
+    if not config.getoption("hypothesis_profile", None):
+        # In a new checkout each process would parse all our modules, for constants to try in one of twenty examples.
+        vars(providers)["_get_local_constants"] = lambda: providers._local_constants
     for marker in (
         "backend(name, against): count this test in the closing table; {slurm} stands for Slurm and its version",
         "ci: a fact of `make test` once more, with another scheduler, number of ranks or kind; benchmarks and chaos in "
