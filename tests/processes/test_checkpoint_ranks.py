@@ -42,7 +42,7 @@ from launcher.torch_compat import (
     fully_shard,
 )
 from tests.fakes.checkpoint_files import changed
-from tests.markers import ci
+from tests.markers import slow
 from tests.processes.workload_ranks import run_ranks
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
@@ -584,7 +584,7 @@ checkpointer.save(1, {"model": {"weight": torch.ones(1000)}})
 
 
 @pytest.mark.parametrize(  # threads: Python 3.12.0 and 3.12.1 start none then
-    ("small", "threads"), [(0, ""), ci(0, "none"), ci(saving.SMALL, ""), (saving.SMALL, "none")]
+    ("small", "threads"), [(0, ""), slow(0, "none"), slow(saving.SMALL, ""), (saving.SMALL, "none")]
 )
 def test_a_save_in_the_background_is_completed_when_the_program_ends(tmp_path: Path, small: int, threads: str) -> None:
     done = subprocess.run(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,9 +11,10 @@ import pytest
 
 from launcher.processes import Process
 from launcher.runs.point_claims import Claims, State
+from tests import warm_python
 from tests.launch import ROOT
 
-POINTS, PROCESSES, KILLS = 60, 4, 12
+POINTS, PROCESSES, KILLS = 150, 6, 30
 
 
 @pytest.mark.ci
@@ -28,7 +28,9 @@ def test_each_point_is_done_exactly_once_however_often_managers_are_killed(tmp_p
     def start() -> None:
         nonlocal started
         arguments = [str(tmp_path), str(started), str(POINTS), str(log)]
-        running.append(subprocess.Popen([sys.executable, "-m", "tests.processes.claim_points", *arguments], cwd=ROOT))
+        running.append(
+            subprocess.Popen([warm_python.python(), "-m", "tests.processes.claim_points", *arguments], cwd=ROOT)
+        )
         started += 1
 
     for _ in range(PROCESSES):
