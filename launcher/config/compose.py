@@ -13,13 +13,13 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import BooleanNode, DictConfig, OmegaConf, open_dict
+from omegaconf import BooleanNode, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.base import Container
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 from omegaconf.resolvers import oc
 
 from launcher import redaction
-from launcher.config.errors import in_our_words, no_scheduler, no_workload
+from launcher.config.errors import A_LIST, A_SECTION, in_our_words, no_scheduler, no_workload
 from launcher.config.keys import WORKLOADS, all_keys, of_other_schedulers
 from launcher.config.scheduler_table import cluster_class, schedulers_with
 from launcher.config.schema import Config, Env, Launch, SchedulerSettings
@@ -161,7 +161,11 @@ def _refuse_unknown(config: DictConfig, prefix: str = "") -> None:
             full = f"{prefix}{key!s}"
             words = f"there is no key {full!r}.{near(full, all_keys(), keys=True)}"
             raise ConfigError(of_other_schedulers(full, kind) or words, key=full)
-        if not OmegaConf.is_missing(config, key) and isinstance(child := config._get_node(key), DictConfig):
+        child = config._get_node(key)
+        if isinstance(child, Container) and child._is_interpolation() and not isinstance(config[key], type(child)):
+            problem = A_LIST if isinstance(child, ListConfig) else A_SECTION
+            raise ConfigError(f"{prefix}{key!s}={child._value()}: {problem}", key=f"{prefix}{key!s}")
+        if not OmegaConf.is_missing(config, key) and isinstance(child, DictConfig):
             _refuse_unknown(child, f"{prefix}{key}.")
 
 

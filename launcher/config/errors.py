@@ -22,6 +22,7 @@ from launcher.paths import GROUPS, choices, resource, user_config_dir
 if TYPE_CHECKING:
     from argparse import Namespace
 
+A_LIST, A_SECTION = "it must be a list ([one, two])", "it must be a section ({NAME: VALUE})"
 NO_NAME = re.compile(r"[-+]?[\d.]+|true|false|null", re.IGNORECASE)
 IN_FILE = re.compile(r"In '([^']+)': (.*)", re.DOTALL)
 WRONG_TYPE = re.compile(r"Value '(.*?)'(?: of type '\w+')? (?:could not be converted to|is not a(?: valid)?) (\w+)")
@@ -247,9 +248,9 @@ def _of_wrong_form(name: str, group: str) -> str | None:
     for key, (line, value) in sorted(_keys_in(name).items(), key=lambda each: each[1][1] == []):  # `{}` may be right
         default = keys[key].default if key in keys else None
         if isinstance(value, list) and isinstance(next(iter(value), None), tuple):
-            wrong = "it must be a list ([one, two])" if default == "[]" else ""
+            wrong = A_LIST if default == "[]" else ""
         elif default == "{}":
-            wrong = "" if "${" in value else "it must be a section ({NAME: VALUE})"
+            wrong = "" if "${" in value else A_SECTION
         else:
             wrong = _inside(key, keys)
         if wrong and key not in GROUPS:
@@ -277,12 +278,12 @@ def wrong_value(message: str, name: str, arguments: Sequence[str] = ()) -> str |
     if NO_TEXT.search(message):
         return "it must be one text, and no list or section"
     if LIST.search(message):
-        return "it must be a list ([one, two])"
+        return A_LIST
     if not SECTION.search(message):
         return None
     if name in map(key_of, arguments):
         return _inside(name, keys) or f"it is a section: set a name in it ({name}.NAME=VALUE)"
-    return _inside(name, keys) or "it must be a section ({NAME: VALUE})"
+    return _inside(name, keys) or A_SECTION
 
 
 def _inside(section: str, keys: Iterable[str]) -> str:
