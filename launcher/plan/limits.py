@@ -239,10 +239,15 @@ def lines(plans: Sequence[JobPlan]) -> list[str]:
     shapes = {_shape(plan) for plan in plans}
     same = f"{len(plans)} x " if len(plans) > 1 else ""
     what = f"{same}{shapes.pop()}" if len(shapes) == 1 else f"{len(plans)} points"
-    once = (ResumeHow.never.value, ResumeHow.chain.value)
-    most = max((plan.resume.max_attempts for plan in plans if plan.resume.how not in once), default=1)
+    most = max((plan.resume.max_attempts for plan in plans if _continues(plan)), default=1)
     attempts = [f"per attempt, up to {most} attempts (resume.max_attempts)"] if most > 1 else []
     return [f"{what} = {of_plans(plans)}", *attempts]
+
+
+def _continues(plan: JobPlan) -> bool:
+    # Whether an attempt may follow by itself; the jobs of a chain are counted in its shape
+    ends = plan.workload.kind == "Program" and not plan.program_resumes
+    return plan.resume.how not in (ResumeHow.never.value, ResumeHow.chain.value) and not ends
 
 
 def _shape(plan: JobPlan) -> str:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.__main__ import main
-from launcher.config.schema import Resume, ResumeHow
+from launcher.config.schema import Program, Resume, ResumeHow
 from launcher.plan import limits
 from launcher.plan.limits import Cost
 from tests.unit.plans import plan_of
 from tests.unit.slurm_stand_in import SlurmStandIn
 
 NEVER = Resume(how=ResumeHow.never)
+PROGRAM = Program("program", "m:f", seed=1, script="train.py")
 ATTEMPTS = "per attempt, up to 100 attempts (resume.max_attempts)"
 
 
@@ -41,6 +42,8 @@ ATTEMPTS = "per attempt, up to 100 attempts (resume.max_attempts)"
             {"time": "45s", "resume": Resume(max_attempts=1)},
             ["1 node x 1 CPU x 45s = 0.0125 node-hours, 0.0125 core-hours"],
         ),
+        ({"workload": PROGRAM}, ["1 node x 1 CPU x 1h = 1 node-hour, 1 core-hour", ATTEMPTS]),
+        ({"workload": replace(PROGRAM, resumable=False)}, ["1 node x 1 CPU x 1h = 1 node-hour, 1 core-hour"]),
         ({"nodes": 1000, "gpus_per_node": 8, "time": "2-00:00:00", "resume": NEVER},
          ["1000 nodes x 8 GPUs x 48h = 48,000 node-hours, 384,000 GPU-hours"]),
     ],
