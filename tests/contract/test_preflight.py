@@ -8,6 +8,7 @@ import pytest
 
 from tests.bad_node import without_tmpdir
 from tests.launch import Launcher
+from tests.markers import slow
 
 local = pytest.mark.parametrize("launcher", ["local"], indirect=True)  # what nodes find is nothing of a backend's
 FINE = ("workload=collective", "workload.entry=tests.chaos.faults:fine", "preflight=true")
@@ -39,7 +40,7 @@ def test_the_run_goes_on_without_the_node_that_has_the_store(launcher: Launcher,
 
 @pytest.mark.ci
 @local
-@pytest.mark.parametrize("node", [0, 1])  # the leader's, and another
+@pytest.mark.parametrize("node", [0, slow(1)])  # the leader's, and another
 def test_a_spare_node_replaces_a_bad_one_and_is_checked(launcher: Launcher, tmp_path: Path, node: int) -> None:
     bad = without_tmpdir(tmp_path / "site", "LAUNCHER_NODE", str(node))
     result = launcher.run(*FINE, "nodes=2", "spares=1", bad)
