@@ -345,11 +345,13 @@ class _Agent:
                 opened.callback(shutil.rmtree, sockets, ignore_errors=True)
             opened.callback(self._workers.close)
             self._lives = history.round if history.listened else 0
+            served: store.RanksStore | None = None
             if rendezvous.listener is not None:  # its process begins while the ranks are forked, which want it first
-                opened.callback(self._serve(rendezvous, rendezvous.listener).close)
+                served = self._serve(rendezvous, rendezvous.listener)
+                opened.callback(served.close)
             self._start(rendezvous, ranks)
             self._workers.open_gate()
-            return Supervisor(context, self._connection, self._workers, rendezvous, place, history).run()
+            return Supervisor(context, self._connection, self._workers, rendezvous, place, history, served).run()
 
     def _files(self, placement: Placement) -> dict[str, int]:
         context = self._context

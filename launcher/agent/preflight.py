@@ -16,7 +16,7 @@ from launcher.agent.leader_connection import ENDS, WARNS, LeaderConnection
 from launcher.agent.preflight_checks import ALONE_PART, TOGETHER_PART, CheckLevel, NodeCheck, cannot_start, check_rank
 from launcher.agent.workers import StartError, WorkerExit, WorkerGroup
 from launcher.failures.codes import PreflightThen
-from launcher.failures.messages import node_of, of_preflight, signal_name
+from launcher.failures.messages import end_of_process, node_of, of_preflight
 from launcher.files.json_types import as_json, from_json
 from launcher.formatting import log_line
 from launcher.plan.plan import JobPlan
@@ -327,8 +327,7 @@ class Preflight:
 
 
 def _died(part: str, ended: WorkerExit) -> NodeCheck:
-    how = f"was killed by {signal_name(-ended.code)}" if ended.code < 0 else f"ended with exit code {ended.code}"
-    text = f"local rank {ended.place} {how}"
+    text = f"local rank {ended.place} {end_of_process(ended.code)}"
     if part == ALONE_PART:
         return NodeCheck("device", CheckLevel.FAILED, f"{text} during the checks of this node alone")
     aborted = ended.code == -signal.SIGABRT  # as NCCL does on a timeout

@@ -33,6 +33,7 @@ from launcher.formatting import log_line
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Rendezvous
 from launcher.rendezvous.signed_channel import Message
+from launcher.rendezvous.store import RanksStore
 from launcher.runs import events, lease_and_locks
 from launcher.runs.events import Fault, Place, Resized, Stop
 from launcher.runs.job_file import time_left
@@ -64,13 +65,15 @@ class Supervisor:
 
     def __init__(
         self, context: AgentContext, connection: LeaderConnection, workers: WorkerGroup, rendezvous: Rendezvous,
-        position: int, history: History, *, clock: Callable[[], float] = time.monotonic,
+        position: int, history: History, store: RanksStore | None = None, *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        # workers: they have been started. position: in `rendezvous.members`; the agent at 0 is the leader
+        # workers: they have been started. position: in `rendezvous.members`; the agent at 0 is the leader, and may
+        # serve the ranks' store
         plan = context.plan
         self._context, self._plan, self._connection, self._workers = context, plan, connection, workers
         self._rendezvous, self._history, self._clock, self._position = rendezvous, history, clock, position
-        self._own, self._leads = rendezvous.members[position], position == 0
+        self._own, self._leads, self._store = rendezvous.members[position], position == 0, store
         self._first_rank = rendezvous.first_rank(position)
         self._status = RankStatus(context, rendezvous, position, history.round, clock())
         self._phase = Phase.RUNNING
@@ -126,6 +129,7 @@ class Supervisor:
             self._connection.send(message)
         if self._verdict is None or self._phase is Phase.LEAVING:
             self._look_at_ranks(now)
+            self._look_at_store(now)
         self._look_at_lease(now)
         self._look_at_deadlines(now)
         self._report_status(now)
@@ -306,6 +310,14 @@ class Supervisor:
                 self._report_left()  # they exited in time, and may have more to do; if not, the next attempt is short
             self._end(now)
 
+    def _look_at_store(self, now: float) -> None:
+        # Ranks would wait until their time to join is over, or fail when they make their next group
+        if self._phase is Phase.RUNNING and self._store is not None and (end := self._store.end()):
+            joined = self._status.joined(self._exits)
+            fault = Fault(code=FaultCode.AGENT, error=end, memory=self._memory.read())
+            self._send_failure(RoundEnd.KILLED, fault, listens=self._resumable or not joined)
+            self._fail(now)
+
     def _end(self, now: float) -> None:
         # Reports to the leader that all ranks of this agent have ended, none of them killed because of a failure
         self._phase = Phase.ENDED
@@ -317,6 +329,9 @@ class Supervisor:
         listens = self._resumable and not (failure.final or self._status.signs[place].gives_up)
         fault = replace(failure.fault, memory=self._memory.read())
         self._send_failure(failure.kind, fault, listens=listens)
+        self._fail(now)
+
+    def _fail(self, now: float) -> None:
         if self._phase is not Phase.LEAVING:
             self._phase = Phase.FAILED
         self._gives_up = now + self._plan.launch.heartbeat + DECIDED

@@ -25,6 +25,11 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def end_of_process(code: int) -> str:
+    """Returns how a process ended, for `Popen.returncode`: `was killed by SIGKILL`, `ended with exit code 1`."""
+    return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+
+
 def of_unused_gpus(event: events.GpusUnused) -> str:
     ranks = f"{name_ranks(event.ranks)} on {event.host}"
     if event.opened:

@@ -42,6 +42,7 @@ from torch.distributed import Store
 
 from launcher import processes
 from launcher.errors import explain
+from launcher.failures.messages import end_of_process
 from launcher.formatting import log_line
 from launcher.torch_compat import store_on
 
@@ -74,11 +75,19 @@ class RanksStore:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         listener.close()
+        self._end = ""
+
+    def end(self) -> str:
+        """Returns how the process has ended; empty: it serves."""
+        if not self._end:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            how = end_of_process(os.waitstatus_to_exitcode(status))
+            self._end = f"the process of the ranks' store {how}" if ended else ""
+        return self._end
 
     def close(self) -> None:
-        ended, status = os.waitpid(self.pid, os.WNOHANG)
-        if ended:
-            log_line(f"the process of the ranks' store had ended with {os.waitstatus_to_exitcode(status)}")
+        if end := self.end():
+            log_line(end)
             return
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)

@@ -140,7 +140,7 @@ class Agent:
         rendezvous = Rendezvous("localhost", 1, tuple(job.members), None)
         self.supervisor = Supervisor(
             self.context, cast(Any, self.line), cast(Any, self.workers), rendezvous, index, history,
-            clock=lambda: job.now,
+            cast(Any, job) if index == 0 else None, clock=lambda: job.now,
         )  # fmt: skip
 
     def turn(self) -> None:
@@ -178,6 +178,7 @@ class Job:
         self.plan: JobPlan = bare_plan(**{**values, **fields})
         self.now = 1000.0
         self.members = [Member(index, index, f"node{index}", ranks) for index in range(agents)]
+        self.store_end = ""
         self.blamed = Blamed((Accused(host="node0", rank=1),), "is stopped (state T)", step=5)
         self.agents: list[Agent] = []
         places = [Place(host=f"node{index}", node=index) for index in range(agents)]
@@ -201,6 +202,10 @@ class Job:
             for agent in self.agents:
                 agent.listen(step)
             self.run(0.3)
+
+    def end(self) -> str:
+        """What the leader asks the ranks' store."""
+        return self.store_end
 
     def deliver(self) -> None:
         for indices, message in self.coordinator.take_outbox():
@@ -328,6 +333,23 @@ def test_one_that_has_finished_waits_as_long_as_the_others_work(job: Callable[..
         one.agents[0].slots[1].beat()
         one.run(HEARTBEAT)
     assert one.ended() == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("listen", "joined", "ended"), [(True, True, "round 1"), (False, False, "round 1"), (False, True, errors.FAILED)]
+)
+def test_ranks_do_not_wait_for_a_store_that_has_ended(
+    job: Callable[..., Job], listen: bool, joined: bool, ended: Any
+) -> None:
+    one = job(listen=listen)
+    for slot in (slot for agent in one.agents for slot in agent.slots if joined):
+        slot.join()
+    one.run(0.3)
+    one.store_end = "the process of the ranks' store was killed by SIGKILL"
+    one.run(GRACE + 1)
+    assert one.ended() == [ended] * 2
+    told = one.coordinator.verdict
+    assert told is not None and one.store_end in str(told.failure.fault.error)
 
 
 def test_one_that_has_finished_starts_again_with_the_others(job: Callable[..., Job]) -> None:

@@ -196,10 +196,12 @@ def test_a_store_whose_process_was_killed_is_told(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         killed = RanksStore(listener, [])
+    assert killed.end() == ""
     os.kill(killed.pid, signal.SIGKILL)
     os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
     killed.close()
-    assert "launcher: the process of the ranks' store had ended with -9" in capfd.readouterr().err
+    assert killed.end() == killed.end() == "the process of the ranks' store was killed by SIGKILL"
+    assert "launcher: the process of the ranks' store was killed by SIGKILL" in capfd.readouterr().err
 
 
 def test_a_store_that_cannot_be_made_now_is_waited_for(
