@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import gzip
 import os
 import re
 import signal
@@ -45,8 +44,6 @@ from typing import Any, TypeVar
 import hypothesis
 import pytest
 from _pytest.runner import runtestprotocol
-from hypothesis.internal import charmap
-from hypothesis.internal.conjecture import providers
 
 from tests import hydra_cache
 from tests.cluster.slurm_cluster import SlurmCluster
@@ -198,15 +195,6 @@ def _cluster(name: str, *, accounting: bool) -> Iterator[SlurmCluster]:
         yield _noted(name, cluster)
 
 
-def _tell_hypothesis_of_utf_8() -> None:
-    """In a new checkout each process that makes texts would try a million characters first, for two seconds."""
-    known = charmap.charmap_file("codec-v2-utf-8")
-    with contextlib.suppress(OSError):
-        known.parent.mkdir(parents=True, exist_ok=True)
-        if not known.exists():
-            known.write_bytes(gzip.compress(b"[[[0, 55295], [57344, 1114111]], []]"))
-
-
 # -- the table: which scheduler was tested against what
 
 
@@ -220,11 +208,6 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if not hasattr(config, "workerinput"):
-        _tell_hypothesis_of_utf_8()
-    if not config.getoption("hypothesis_profile", None):
-        # In a new checkout each process would parse all our modules, for constants to try in one of twenty examples.
-        vars(providers)["_get_local_constants"] = lambda: providers._local_constants
     for marker in (
         "backend(name, against): count this test in the closing table; {slurm} stands for Slurm and its version",
         "ci: a fact of `make test` once more, with another scheduler, number of ranks or kind; benchmarks and chaos in "
