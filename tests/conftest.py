@@ -213,6 +213,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "ci: a fact of `make test` once more, with another scheduler, number of ranks or kind; benchmarks and chaos in "
         "short. `.ci/run` runs it",
         "slow: what CI has no time for, because other tests hold it too; `make test-slow` runs it, and `ci`",
+        "waits: for more than a minute, in which the others compute: it begins first",
         "root: in a file of unit tests some of which need root; the CI of root runs the others as an ordinary user",
     ):
         config.addinivalue_line("markers", marker)
@@ -220,6 +221,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Records for each test which scheduler it will run against, from its marker or its fixture."""
+    items.sort(key=lambda item: item.get_closest_marker("waits") is None)
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if marker := item.get_closest_marker("backend"):
