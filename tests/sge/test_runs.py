@@ -46,7 +46,7 @@ def test_a_run_that_is_deleted_records_its_end_before_it_is_killed(launcher: Lau
 @pytest.mark.waits
 def test_a_run_that_ignores_its_end_is_killed_with_all_that_it_started(launcher: Launcher) -> None:
     launcher.submit(
-        "workload=collective", "workload.entry=tests.chaos.ends:ignores_every_stop", "time=12s", "resume.lead=1s",
+        "workload=collective", "workload.entry=tests.chaos.ends:ignores_every_stop", "time=30s", "resume.lead=1s",
         "launch.grace=60", *TWO_NODES,
     )  # fmt: skip
     launcher("wait", "latest", "-q")
