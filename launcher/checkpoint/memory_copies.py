@@ -46,6 +46,8 @@ class _Copy(Snapshot):
 
     layout: str = ""
     whole: float = 0.0  # seconds until it was complete on all ranks
+    computed: float = 0.0  # CPU seconds of its thread, if training computes on the same cores
+
     every: int = 0  # what the ranks have agreed on: steps until the next copy,
     single: bool = False  # whether they have different tensors,
     failed: bool = False  # whether it failed on some rank,
@@ -226,7 +228,8 @@ class MemoryCheckpoints:
         try:
             if self._peer:
                 self._exchange()
-            self._agree(copy, (copy.blocked, time.perf_counter() - began))
+            copy.computed = time.thread_time() if self._env.device.type == "cpu" else 0.0
+            self._agree(copy, (copy.blocked + copy.computed, time.perf_counter() - began))
         except Exception as error:  # the group failed: a rank is gone, and the round ends
             copy.end = f"rank {self._env.rank}: {one_line(error)}"
             self.group.close()  # so that the others do not wait for this rank
@@ -307,7 +310,7 @@ class MemoryCheckpoints:
         began = time.perf_counter()
         copy.join()
         if copy.layout:  # else it was only sent
-            self._costs = (*self._costs, (copy.blocked, copy.whole))[1 - MEASURED :]
+            self._costs = (*self._costs, (copy.blocked + copy.computed, copy.whole))[1 - MEASURED :]
         self._last = copy.step, copy.began + copy.blocked + time.perf_counter() - began
         self._failures = self._failures + 1 if copy.failed else 0
         if copy.failed or copy.single:  # the next one takes its place, and not that of the copy before

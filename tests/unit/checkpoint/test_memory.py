@@ -424,6 +424,22 @@ def test_copies_that_take_long_are_rare_from_the_first_on_also_in_the_next_round
     assert copies[2:] == [begun + 1]
 
 
+@pytest.mark.parametrize(("computed", "rare"), [(0.0, False), (1.0, True)])
+def test_what_a_copy_computes_on_the_cores_of_a_training_is_a_cost(
+    computed: float, rare: bool, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_module.time, "thread_time", lambda: computed)
+    training.memory = None  # auto
+    _, state, saved = training.begin()
+    for step in range(1, 4):
+        time.sleep(0.02)
+        saved.keep(step, state)
+    assert saved._memory is not None
+    saved._memory.wait()
+    assert (saved._memory.every > 1 / 0.03) == rare
+    saved.close()
+
+
 @pytest.mark.parametrize(("every", "complete"), [(1, 1), (2, 0)])
 def test_no_step_is_done_before_the_copy_of_the_one_before_is_complete(
     every: int, complete: int, training: Training, monkeypatch: pytest.MonkeyPatch
