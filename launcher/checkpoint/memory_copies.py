@@ -47,7 +47,6 @@ class _Copy(Snapshot):
     layout: str = ""
     whole: float = 0.0  # seconds until it was complete on all ranks
     computed: float = 0.0  # CPU seconds of its thread, if training computes on the same cores
-
     every: int = 0  # what the ranks have agreed on: steps until the next copy,
     single: bool = False  # whether they have different tensors,
     failed: bool = False  # whether it failed on some rank,
