@@ -424,20 +424,21 @@ def test_copies_that_take_long_are_rare_from_the_first_on_also_in_the_next_round
     assert copies[2:] == [begun + 1]
 
 
-@pytest.mark.parametrize(("computed", "rare"), [(0.0, False), (1.0, True)])
+@pytest.mark.parametrize(("device", "counts"), [("cpu", True), ("cuda", False)])
 def test_what_a_copy_computes_on_the_cores_of_a_training_is_a_cost(
-    computed: float, rare: bool, training: Training, monkeypatch: pytest.MonkeyPatch
+    device: str, counts: bool, training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_module.time, "thread_time", lambda: computed)
+    given = list[float]()
+    monkeypatch.setattr(memory_module.time, "thread_time", lambda: 1000.0)
+    monkeypatch.setattr(memory_format, "interval", lambda blocked, *_: given.append(blocked) or 1)
     training.memory = None  # auto
     _, state, saved = training.begin()
-    for step in range(1, 4):
-        time.sleep(0.02)
-        saved.keep(step, state)
     assert saved._memory is not None
-    saved._memory.wait()
-    assert (saved._memory.every > 1 / 0.03) == rare
+    saved._memory._env = replace(ALONE, device=torch.device(device))
+    for step in (1, 2, 3):
+        saved.keep(step, state)
     saved.close()
+    assert given and {blocked >= 1000 for blocked in given} == {counts}
 
 
 @pytest.mark.parametrize(("every", "complete"), [(1, 1), (2, 0)])
