@@ -126,7 +126,10 @@ def torchrun() -> float | None:
             first = json.loads(now.read_text())["round"]
             killed = time.time()
             os.kill(int(Path(folder, "pid-1").read_text()), signal.SIGKILL)
-            came = lambda: _now(Path(folder)).get("round", first) != first  # noqa: E731
+
+            def came() -> bool:
+                return bool(_now(Path(folder)).get("round", first) != first)
+
             _until(lambda: came() or process.poll() is not None, TORCHRUN_PATIENCE)  # or has given up
             if not came():
                 return None

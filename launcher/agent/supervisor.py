@@ -313,9 +313,8 @@ class Supervisor:
     def _look_at_store(self, now: float) -> None:
         # Ranks would wait until their time to join is over, or fail when they make their next group
         if self._phase is Phase.RUNNING and self._store is not None and (end := self._store.end()):
-            joined = self._status.joined(self._exits)
             fault = Fault(code=FaultCode.AGENT, error=end, memory=self._memory.read())
-            self._send_failure(RoundEnd.KILLED, fault, listens=self._resumable or not joined)
+            self._send_failure(RoundEnd.KILLED, fault, listens=self._resumable or not self._status.joined(self._exits))
             self._fail(now)
 
     def _end(self, now: float) -> None:

@@ -409,6 +409,6 @@ def shortage(needed: int, free: int | None, share: float = MOST_FREE) -> str:
     """Returns why copies of `needed` bytes on a node do not fit; empty: they do, or what is free is unknown."""
     if free is None or needed <= free * share:
         return ""
-    percent = round(100 * share)
-    fix = "raise mem" if share == MOST_FREE else "raise mem, or set checkpoint.memory=1, with which they may take 90 %"
-    return f"they need {long_size(needed)} on a node, over {percent} % of the {long_size(free)} that are free: {fix}"
+    shown, most = round(100 * share), round(100 * MOST_FREE)
+    fix = "raise mem" if shown == most else f"raise mem, or set checkpoint.memory=1, with which they may take {most} %"
+    return f"they need {long_size(needed)} on a node, over {shown} % of the {long_size(free)} that are free: {fix}"

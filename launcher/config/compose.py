@@ -157,16 +157,16 @@ def _refuse_unknown(config: DictConfig, prefix: str = "") -> None:
         return
     known = {field.name for field in dataclasses.fields(kind)}
     for key in config:
+        full = f"{prefix}{key!s}"
         if key not in known:
-            full = f"{prefix}{key!s}"
             words = f"there is no key {full!r}.{near(full, all_keys(), keys=True)}"
             raise ConfigError(of_other_schedulers(full, kind) or words, key=full)
         child = config._get_node(key)
         if isinstance(child, Container) and child._is_interpolation() and not isinstance(config[key], type(child)):
             problem = A_LIST if isinstance(child, ListConfig) else A_SECTION
-            raise ConfigError(f"{prefix}{key!s}={child._value()}: {problem}", key=f"{prefix}{key!s}")
+            raise ConfigError(f"{full}={child._value()}: {problem}", key=full)
         if not OmegaConf.is_missing(config, key) and isinstance(child, DictConfig):
-            _refuse_unknown(child, f"{prefix}{key}.")
+            _refuse_unknown(child, f"{full}.")
 
 
 # -- Registers our schema and resolvers with Hydra, and sets how YAML is read, before a config is composed

@@ -195,7 +195,7 @@ def build(config: Config, site: PlanFacts, rules: SchedulerRules) -> JobPlan:
         ),
         launch=resolved(plans.Launch, launch, "launch.", bind=_bind(launch.bind, procs)),
         env=resolved(plans.Env, config.env, "env.", secrets=secret_names),
-        checkpoint=_checkpoint(config, site.run_dir, restarts=launch.max_restarts > 0),
+        checkpoint=_checkpoint(config, site.run_dir),
         resume=_resume(config),
         train=resolved(plans.Train, config.train, "train."),
         debug=resolved(plans.Debug, config.debug, "debug.", ranks=_debug_ranks(config.debug, nodes * procs)),
@@ -262,15 +262,15 @@ def _bind(text: str, procs: int) -> str:
     return text
 
 
-def _checkpoint(config: Config, run_dir: str, *, restarts: bool) -> plans.Checkpoint:
+def _checkpoint(config: Config, run_dir: str) -> plans.Checkpoint:
     checkpoint = config.checkpoint
     if checkpoint.every is not None and checkpoint.every_steps is not None:
         raise ConfigError("checkpoint.every and checkpoint.every_steps exclude each other: leave one of them out")
     memory = resolved_value(checkpoint, "memory", "checkpoint.")
-    return resolved(
-        plans.Checkpoint, checkpoint, "checkpoint.", dir=checkpoint.dir or f"{run_dir}/checkpoints",
-        memory=memory if restarts or memory is not None else 0,  # auto: copies serve restarts in place alone
-    )  # fmt: skip
+    if memory is None and not config.launch.max_restarts:  # auto: copies serve restarts in place alone
+        memory = 0
+    folder = checkpoint.dir or f"{run_dir}/checkpoints"
+    return resolved(plans.Checkpoint, checkpoint, "checkpoint.", dir=folder, memory=memory)
 
 
 def _resume(config: Config) -> plans.Resume:
