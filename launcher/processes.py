@@ -104,7 +104,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def children(pid: int | str = "self") -> set[int]:
-    """Returns the ids of a process's children (none without CONFIG_PROC_CHILDREN); OSError: unreadable now."""
+    """Returns the ids of a process's children (empty without CONFIG_PROC_CHILDREN); OSError: they cannot be read."""
     found: set[int] = set()
     with os.scandir(f"/proc/{pid}/task") as threads:
         for entry in threads:

@@ -85,7 +85,7 @@ def fsdp_computes_on(device: torch.device) -> bool:
 
 
 def store_on(listener: socket.socket, host: str, timeout: timedelta) -> Store:
-    """Starts a TCPStore server, which then owns the socket, on one that is listening already, at this address.
+    """Starts a TCPStore server at this address, on a socket that listens already, and which it then owns.
 
     The libuv server accepts a listening socket since torch 2.8. Before that it refuses, and prints an error that cannot
     be caught. The older server accepts one in every version, but is slower with many ranks.

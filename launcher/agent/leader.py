@@ -166,7 +166,7 @@ class Coordinator:
             self._send(sorted(others), refused(fault))
 
     def watch(self, now: float) -> None:
-        """Starts watching the members of the round for failures. Call it when their ranks are being started."""
+        """Starts to watch the round's members for failures. Call it once their ranks are being started."""
         self._watching = True
         if self._most is not None and self.waiting != self._told_spares:  # since the round began
             self._send([index for index in self.waiting if index not in self._told_spares], {"type": "spare"})

@@ -99,7 +99,7 @@ class MemorySlot:
         return torch.frombuffer(self._map, dtype=torch.uint8)
 
     def free(self) -> None:
-        """Makes the slot empty, and gives its memory back, also what an earlier process has written."""
+        """Empties the slot and frees its memory, including what an earlier process has written."""
         start = end = self._number * AREA
         with contextlib.suppress(OSError):  # there is no more data in the file
             while (data := os.lseek(self._file, end, os.SEEK_DATA)) < start + AREA:
@@ -137,7 +137,7 @@ class MemorySlot:
         return {name: _view(body, offsets[name], local_part(tensor)) for name, tensor in tensors.items()}
 
     def seal(self, header: Header, tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> None:
-        """Completes a slot: copies the tensors that are not in its `buffers`, and adds the index and the header."""
+        """Completes a slot: copies in the tensors that are not in its `buffers` yet, and adds index and header."""
         offsets, end = _offsets(tensors)
         for name, room in self.buffers(tensors).items():
             if room.data_ptr() != (tensor := local_part(tensors[name])).data_ptr():
@@ -378,7 +378,7 @@ class Needs:
 
 
 def missing(ranks: Sequence[Needs], mode: str, peer: int, share: float = MOST_FREE) -> str:
-    """Returns why copies do not fit into the memory of some node; empty: they do. peer: as for `needed`."""
+    """Returns why copies do not fit into some node's memory; empty: they fit. peer: see `needed`."""
     wanted, held = needed(ranks, mode, peer), dict.fromkeys((each.node for each in ranks), 0)
     for each in ranks:
         held[each.node] += each.held
@@ -406,7 +406,7 @@ def needed(ranks: Sequence[Needs], mode: str, peer: int) -> dict[int, int]:
 
 
 def shortage(needed: int, free: int | None, share: float = MOST_FREE) -> str:
-    """Returns why copies of `needed` bytes on a node do not fit; empty: they do, or what is free is unknown."""
+    """Returns why a node has no room for `needed` bytes of copies; empty: it has, or its free memory is unknown."""
     if free is None or needed <= free * share:
         return ""
     shown, most = round(100 * share), round(100 * MOST_FREE)

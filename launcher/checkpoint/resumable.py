@@ -337,7 +337,9 @@ class Resumable:
         if self._checkpointer is None or name is None:
             return
         if name not in metrics:
-            raise ConfigError(f"checkpoint.best={name}: this training measures {', '.join(metrics)}")
+            raise ConfigError(
+                f"checkpoint.best={name}: it is not among the metrics of this training: {', '.join(metrics)}"
+            )
         value, best_is = float(metrics[name]), self.run.checkpoint.best_is
         if self._saving is not None and better(value, self._best, best_is):
             self._settle()

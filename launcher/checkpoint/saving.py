@@ -150,7 +150,7 @@ def _pins(device: torch.device) -> bool:
 
 
 def pinned(tensors: Mapping[str, Tensor]) -> int:
-    """Returns the bytes that copies of these tensors have in pinned memory."""
+    """Returns the number of bytes that copies of these tensors take in pinned memory."""
     return sum(here.nbytes for here in map(local_part, tensors.values()) if _pins(here.device))
 
 

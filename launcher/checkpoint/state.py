@@ -391,7 +391,7 @@ def _number(text: str) -> int:
 
 
 def unequal_buckets(sums: Mapping[int, int], total: Callable[[Tensor], Tensor]) -> list[int]:
-    """Returns the first buckets in which ranks have different parts, from each rank's `differences`."""
+    """Returns the first buckets whose tensors differ between ranks; sums: what this rank's `differences` returned."""
     mine = torch.zeros(BUCKETS, dtype=torch.int64)
     for bucket, value in sums.items():
         mine[bucket] = value - (value >> 63 << 64)  # as a signed number

@@ -85,7 +85,7 @@ def _chosen(place: NamedCheckpoints) -> list[Path]:
     if not chosen:
         steps = [str(checkpoints.step_of(path.name)) for path in found]
         none = f"no checkpoint of step {place.step}.{near(str(place.step), steps)}"
-        raise checkpoints.CheckpointError(f"{none} There are: {', '.join(steps[:10])}")
+        raise checkpoints.CheckpointError(f"{none} The steps are {', '.join(steps[:10])}")
     return chosen
 
 

@@ -290,7 +290,9 @@ def receive(facts: Mapping[str, Any], digest: str, fetch: Callable[[Sequence[str
             _make(tree / name, file, store, here)
         text = json.dumps({"digest": digest, "commit": facts.get("commit"), "files": files})
         if len(text) > io_bounds.CODE_LIST_BYTES:
-            raise RunError(f"the list of the code's {len(files)} files has {len(text):,} bytes: send fewer (`exclude`)")
+            raise RunError(
+                f"too many files of code: the list of all {len(files)} has {len(text):,} bytes: send fewer (`exclude`)"
+            )
         (tree / SENT).write_text(text)
         folder = base / digest
         try:

@@ -51,7 +51,7 @@ def check(plan: JobPlan) -> tuple[str, ...]:
     if plan.cluster.setup or plan.env.modules or plan.env.setup or "PYTHONPATH" in plan.cluster.environment:
         where = "cluster.setup, cluster.environment or env"
         return (f"{needs}, which is not installed here; unless {where} provides it: {fix}",)
-    raise ConfigError(f"{needs}, which {plan.python} does not have: {fix}, or leave track out")
+    raise ConfigError(f"{needs}, which {plan.python} does not have: {fix}, or leave out the key track")
 
 
 @lru_cache

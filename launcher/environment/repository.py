@@ -59,7 +59,7 @@ def tree(folder: str, without: Sequence[str] = (), key: str = SNAPSHOT) -> Tree:
 
 
 def sent_folder() -> Path:
-    """Returns the folder of all code that was sent to this machine. Runs have copies of it, so it is a cache."""
+    """Returns the folder of all code that was sent to this machine. It is a cache: runs have copies of their own."""
     return user_cache_dir() / "code"
 
 

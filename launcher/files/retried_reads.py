@@ -87,7 +87,7 @@ def unwrap_or(refused: type[Exception], outcome: Outcome[T], where: str = "") ->
 
 
 def exists(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[bool]:
-    """Returns as outcome whether a file or folder exists; for `retry_seconds` see `retry_read`."""
+    """Returns whether a file or folder exists, as an `Outcome`; for `retry_seconds` see `retry_read`."""
     found = retry_read(lambda: os.stat(path), path, retry_seconds=retry_seconds)
     if isinstance(found, Wrong):  # a link that leads to itself
         return Ok(False)

@@ -166,7 +166,7 @@ def json_that_fits(values: Mapping[str, Any], most: int) -> tuple[str, list[str]
 
 
 def require_json_bounds(value: Any) -> None:
-    """Raises ValueError for a JSON value beyond io_bounds.JSON_LEVELS or io_bounds.JSON_INTEGERS."""
+    """Raises ValueError: more than io_bounds.JSON_LEVELS levels, or an integer of JSON_INTEGERS or more."""
     level: Iterable[Any] = [value]
     for _ in range(io_bounds.JSON_LEVELS):
         inside: list[Any] = []

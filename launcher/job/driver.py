@@ -49,7 +49,7 @@ class Over(Exception):
 
 
 class Failed(Struct):
-    """What failed in the job script before the driver: `setup`, `environment` or `folder`."""
+    """The step of the job script that failed before the driver began: `setup`, `environment` or `folder`."""
 
     what: str
     line: int = 0

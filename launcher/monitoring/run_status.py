@@ -621,7 +621,7 @@ def wait_until_over(
 
 
 def of_point(run: Run, reader: ClaimsReader) -> JobState | None:
-    """Returns the state of a packed sweep's point as a job's; None: it is over, or has a job of its own; RunError."""
+    """Returns a packed sweep's point as if it were a job; None: it is over, or has its own job. Raises RunError."""
     sweep = Sweep(run.path.parent)
     packing = sweep.packing()
     if packing is None:

@@ -290,8 +290,8 @@ def log_in(cluster: RemoteCluster) -> int:
     """
     if not _control():
         raise ConfigError(
-            f"ssh cannot keep a connection: {user_cache_dir()} has a long path, or one with a space or %, or others can"
-            " write to it. Set LAUNCHER_CACHE_DIR to a folder of your own with a short path"
+            f"ssh cannot share a connection: {user_cache_dir()} has a long path, or one with a space or %, or others"
+            " can write there. Set LAUNCHER_CACHE_DIR to a folder of your own with a short path"
         )
     words: Sequence[str] = [*arguments(cluster, prompts=True), "true"]
     return subprocess.run(words, check=False, stdin=subprocess.DEVNULL).returncode
@@ -492,7 +492,7 @@ def submit(
         return None
     keys = keys_of(given)
     if keys.get("env.snapshot", "").lower() == "false":
-        raise ConfigError(f"env.snapshot=false: a run on {cluster.name} has a copy of the code that is sent there")
+        raise ConfigError(f"env.snapshot=false: runs on {cluster.name} always use a copy of the code: leave it out")
     id_key = "sweep.id" if {"-m", "--multirun"} & set(given) else "run_id"
     run_id = keys.get(id_key) or _new_id(given, keys, command)
     rest = [word for word in given if key_of(word) not in ("cluster", "wait", id_key) or "=" not in word]

@@ -621,7 +621,7 @@ class Rounds:
         return (self._folder / f"{number}.json").stat().st_mtime_ns
 
     def latest(self) -> Round | None:
-        """Returns the newest round, or None; ignores files not in this format; OSError: it is unknown."""
+        """Returns the newest round; None: there is none; ignores other files. Raises OSError: they cannot be read."""
         try:
             names = [path.name for path in self._folder.iterdir()]
         except FileNotFoundError:
@@ -631,7 +631,7 @@ class Rounds:
         return next((each for each in found if each is not None), None)
 
     def of_number(self, number: int) -> Round | None:
-        """Returns round `number`; None: its file is not in this format; raises OSError."""
+        """Returns round `number`; None: its file is no record of a round. Raises OSError: it cannot be read."""
         try:
             values: dict[str, Any] = json.loads((self._folder / f"{number}.json").read_text())
             members = tuple(int(member["index"]) for member in values["members"])

@@ -78,7 +78,7 @@ class RanksStore:
         self._end = ""
 
     def end(self) -> str:
-        """Returns how the process has ended; empty: it serves."""
+        """Returns how the process ended, for people; empty: it still runs."""
         if not self._end:
             ended, status = os.waitpid(self.pid, os.WNOHANG)
             how = end_of_process(os.waitstatus_to_exitcode(status))

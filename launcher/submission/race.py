@@ -85,7 +85,7 @@ def _require_alike(first: JobPlan, other: JobPlan) -> None:
         raise ConfigError("resume.how=chain submits all jobs at once: use resubmit")
     mine, theirs = keys_of(first), keys_of(other)
     if changed := [key for key in mine if mine[key] != theirs.get(key) and key.split(".")[0] in SAME]:
-        raise ConfigError(f"it changes {', '.join(changed)}, which all jobs of a run have in common: leave that out")
+        raise ConfigError(f"it changes {', '.join(changed)}, which all jobs of a run share: leave the change out")
 
 
 def submit_all(

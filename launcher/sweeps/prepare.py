@@ -272,7 +272,7 @@ def _plans(
             if each.config.cluster.race:
                 raise ConfigError("cluster.race is for single runs: leave it out of a sweep")
             if (other := folders.setdefault(plan.checkpoint.dir, index)) != index:
-                raise ConfigError(f"checkpoint.dir={plan.checkpoint.dir} is that of point {other} too: leave it out")
+                raise ConfigError(f"checkpoint.dir={plan.checkpoint.dir}: point {other} has the same one: leave it out")
         plans[index] = plan
         notes.update(dict.fromkeys(plan_notes))
     return plans, notes

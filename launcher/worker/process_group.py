@@ -122,7 +122,7 @@ def facts_of(rank: int, host: str, device: torch.device, backend: str, environ: 
 
 
 def gpu_identity(properties: Any, index: int, mask: str, host: str) -> str:
-    """Returns an id of a GPU that is unique among all nodes; empty: unknown."""
+    """Returns a GPU's id, which no other GPU on any node has; empty: unknown."""
     entries = [entry.strip() for entry in mask.split(",")]
     if index < len(entries) and entries[index].startswith("MIG-"):  # with some drivers its UUID is the whole GPU's
         return entries[index]

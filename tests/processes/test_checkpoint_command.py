@@ -291,7 +291,7 @@ def test_a_folder_that_others_can_write_to_is_not_looked_into(call: Call, three:
         ("list a 3", 2, "checkpoint list shows all steps"),
         ("list b", 2, "no run 'b'"),
         ("inspect a x", 2, "'x' is not a step"),
-        ("inspect a 21", 1, "no checkpoint of step 21. There are: 30, 20, 10"),
+        ("inspect a 21", 1, "no checkpoint of step 21. The steps are 30, 20, 10"),
         ("verify a --key model", 2, "--key goes with checkpoint extract"),
         ("verify a --json", 2, "--json goes with checkpoint list and checkpoint inspect"),
         ("extract a --kye model", 2, "there is no option '--kye'. Did you mean --key?"),

@@ -273,7 +273,7 @@ def test_a_repeated_submission_finds_its_job_and_other_code_is_refused(laptop: L
     [
         (["nodez=2"], "there is no key 'nodez'. Did you mean nodes?"),
         (["workload.args=[/etc/nothing-here]"], None),
-        (["env.snapshot=false"], "env.snapshot=false: a run on hpc has a copy of the code that is sent there"),
+        (["env.snapshot=false"], "env.snapshot=false: runs on hpc always use a copy of the code: leave it out"),
         (["env.snapshot_limit=1K"], "Add what is no code to .gitignore"),
     ],
 )

@@ -183,5 +183,5 @@ def _resource(name: str, value: Any) -> str:
 
 def _line(name: str, value: str | None) -> str:
     if value and name != "pe" and not WORD.fullmatch(value):
-        raise ConfigError(f"-{name} {value}: Grid Engine's lines have no blanks, quotes or backslashes in a value")
+        raise ConfigError(f"-{name} {value}: the value of a `#$` line cannot have blanks, quotes or backslashes")
     return f"-{name} {value}" if value else f"-{name}"

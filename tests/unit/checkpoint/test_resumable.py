@@ -343,7 +343,9 @@ def test_the_best_is_saved_when_it_is_found_and_by_no_other_name(tmp_path: Path)
     it.load()
     it.evaluated(4, {"loss": 0.25})  # not better than the best of the attempt before
     assert saved(tmp_path) == [2, 3]
-    with pytest.raises(ConfigError, match=r"checkpoint\.best=loss: this training measures accuracy, f1"):
+    with pytest.raises(
+        ConfigError, match=r"checkpoint\.best=loss: it is not among the metrics of this training: accuracy, f1"
+    ):
         it.evaluated(4, {"accuracy": 0.25, "f1": 0.1})
     it.close()
 

@@ -489,7 +489,7 @@ def test_a_race_is_for_one_run(site: Site) -> None:
 def test_points_do_not_share_checkpoints(site: Site) -> None:
     words = site.refused(seeds(2), checkpoint=Checkpoint(dir=str(site.folder / "shared")))
     assert "point 1 (seed=1): checkpoint.dir" in words
-    assert "is that of point 0 too" in words
+    assert "point 0 has the same one" in words
     site.submit(seeds(1), checkpoint=Checkpoint(dir=str(site.folder / "shared")))
 
 

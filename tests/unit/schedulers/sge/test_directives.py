@@ -63,8 +63,8 @@ def test_amounts_count_for_each_slot() -> None:
         ({"node_resource": "node_f", "parallel_environment": "mpi"}, "takes the place of cluster.parallel_environment"),
         ({"group": "a b"}, "cannot be the name of a group"),
         ({"group": "a\n#$ -P b"}, "cannot be the name of a group"),
-        ({"queue": "a b"}, "no blanks"),
-        ({"queue": "a'b"}, "no blanks, quotes"),
+        ({"queue": "a b"}, "cannot have blanks"),
+        ({"queue": "a'b"}, "cannot have blanks, quotes"),
         ({"resources": {"a b": 1}}, "cannot be a resource"),
         ({"resources": {"h_rt": 1}}, "use time"),
         ({"directives": {"l": ["a=1", "b=2,s_rt=60"]}}, "-l b=2,s_rt=60: the wall time cannot be set there: use time"),
@@ -76,7 +76,7 @@ def test_amounts_count_for_each_slot() -> None:
         ),
         ({"directives": {"pe": "x 2"}}, "use nodes and cluster.parallel_environment"),
         ({"directives": {"V": True}}, "the environment is handed on anyway"),
-        ({"directives": {"M": "a b"}}, "no blanks"),
+        ({"directives": {"M": "a b"}}, "cannot have blanks"),
     ],
 )
 def test_what_cannot_stand_in_a_line_is_refused(fields: dict[str, Any], told: str) -> None:
