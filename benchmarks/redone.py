@@ -10,7 +10,8 @@ those of a run that nothing has disturbed.
 In one process the newest copy is damaged in all ways, and the one before must be loaded.
 
 The cost is measured in one process, with steps of 50 ms that need no CPU: the time for which copies block them with
-checkpoint.memory=auto, and the CPU time of a copy.
+checkpoint.memory=auto, and the CPU time of a copy. Where no core is free, it is the time that training takes longer:
+a rank on each core trains a small model, and steps behind a copy are compared with those of the same run without one.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.measure import Result, report
+from benchmarks.ranks import in_ranks
 from benchmarks.restart import percentile
 from launcher import Env
 from launcher.checkpoint.checkpointer import Checkpointer
@@ -46,6 +50,7 @@ PATIENCE = 90.0  # timeout of a restart, in seconds
 PROCS = 2 if len(os.sched_getaffinity(0)) >= 4 else 1  # ranks of each of two nodes: each has a core, as on a cluster
 RANKS = 2 * PROCS
 STEP = 0.05  # seconds of a step, for the cost
+BEHIND = 16  # steps from a copy on, in which it costs time where no core is free
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "benchmark", (0,))
 RUNS = {
     "ddp_mnist": ("workload=ddp_mnist", "workload.dataset=digits", "workload.log_every=20"),
@@ -63,6 +68,7 @@ def results(
     steps: int = 200,
     names: Sequence[str] = tuple(RUNS),
     copies: int = 100,
+    pairs: int = 300,
 ) -> list[Result]:
     found = []
     with SlurmCluster() as slurm, tempfile.TemporaryDirectory() as folder:
@@ -72,6 +78,7 @@ def results(
     found.append(damaged(copies))
     for size in sizes:
         found += cost(size, steps)
+    found += [without_free_core(width, pairs) for width in (128, 1024)]
     return found
 
 
@@ -243,6 +250,47 @@ def _steps(size: int, steps: int, every: int | None) -> tuple[float, int, float]
         saved.close()
     settled = blocked[steps // 4 :]
     return sum(settled) / len(settled), found, cpu / max(1, copies)
+
+
+def without_free_core(width: int, pairs: int) -> Result:
+    """Trains a model of this width on all cores; returns the share of time that checkpoint.memory=auto costs."""
+    with _memory() as file, tempfile.TemporaryDirectory() as folder:
+        found = in_ranks(_busy, len(os.sched_getaffinity(0)), file, folder, width, pairs)
+    lost, every, step, size = found.tolist()
+    shown = f"{lost * 1e3:.1f} ms a copy, every {every:g} steps of {step * 1e3:.1f} ms; {pairs} pairs"
+    return Result(f"{size / 1e6:.1f} MB, no free core: memory=auto", 100 * lost / (every * step), 1, shown, unit="%")
+
+
+def _busy(env: Env, file: int, folder: str, width: int, pairs: int) -> Tensor:
+    """Returns seconds that a copy costs, steps between copies with auto, seconds of a step, and bytes of the state."""
+    exit_report.share_memory(file, env.rank)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    data, labels = torch.randn(64, 64), torch.randint(10, (64,))
+
+    def train(saved: Checkpointer, step: int, *, keep: bool) -> float:
+        began = time.perf_counter()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(data), labels).backward()
+        optimizer.step()
+        if keep:
+            saved.keep(step, {"model": model, "optimizer": optimizer})
+        return time.perf_counter() - began
+
+    saved = Checkpointer(folder, env, identity={}, memory=None)
+    for step in range(1, 6 * pairs):
+        train(saved, step, keep=True)
+    assert saved._memory is not None
+    every = saved._memory.every
+    saved.close()
+    saved = Checkpointer(folder, env, identity={}, memory=BEHIND)
+    # Neighbours: BEHIND steps from a copy on, and as many without; what else the machine does is in both
+    seconds = [train(saved, step, keep=step % (2 * BEHIND) == 0) for step in range(2 * BEHIND * (pairs + 2))]
+    saved.close()
+    halves = torch.tensor(seconds[2 * BEHIND : -2 * BEHIND], dtype=torch.float64).reshape(pairs, 2, BEHIND).sum(2)
+    lost = (halves[:, 0] - halves[:, 1]).mean()
+    size = sum(tensor.nbytes for tensor in model.state_dict().values()) * 2  # with the momentum
+    return torch.stack([lost, torch.tensor(every), halves[:, 1].mean() / BEHIND, torch.tensor(size)])
 
 
 @contextmanager

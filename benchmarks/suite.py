@@ -28,7 +28,7 @@ BENCHMARKS: Mapping[str, Mapping[str, Any]] = {
     "stop": {"world_size": 2, "steps": 3, "repeats": 1},
     "invariant": {"repeats": 1, "batch_size": 16},
     "restart": {"kills": 2, "trials": 1},
-    "redone": {"kills": 3, "sizes": (1_000_000,), "steps": 20, "names": ("ddp_mnist",), "copies": 7},
+    "redone": {"kills": 3, "sizes": (1_000_000,), "steps": 20, "names": ("ddp_mnist",), "copies": 7, "pairs": 5},
     "race": {"races": 2},
     "remote": {"repeats": 1},
     "preflight": {"repeats": 1},
