@@ -355,7 +355,7 @@ class Job:
     def _has_begun(self) -> bool:
         # Whether an agent has written an event, or that is not known
         found = list_names(self._attempt / "events")
-        return not isinstance(found, Ok) or not {*(found.value or ())} <= {"script.jsonl", "after.jsonl"}
+        return not isinstance(found, Ok) or any(name.startswith("node-") for name in found.value or ())
 
     def _set_deadline(self, begun: float) -> None:
         # From the scheduler or the requested wall time

@@ -29,6 +29,16 @@ def test_a_start_is_only_missed_where_its_file_could_be_read(
     assert ("qrsh -inherit ended with exit code 3" in capsys.readouterr().err) is readable
 
 
+@pytest.mark.parametrize(("begun", "code"), [(False, 75), (True, 140)])
+def test_a_task_that_is_asked_to_stop_while_its_shell_starts_has_not_failed(
+    begun: bool, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = tmp_path / "0.started"
+    tasks = NodeTasks("node2", ["sh", "-c", f"{f'echo >{started};' if begun else ''} exit 140"], b"\n", started)
+    until(lambda: tasks.poll() == code, "the process has ended")
+    assert not capsys.readouterr().err
+
+
 def test_a_qrsh_that_does_not_notice_that_its_node_is_gone_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

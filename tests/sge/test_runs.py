@@ -13,7 +13,7 @@ from launcher.runs.events import Submitted, every
 from launcher.runs.history import journal_events
 from launcher.runs.lookup import all_runs
 from tests.contract.test_runs import processes_of
-from tests.launch import Launcher
+from tests.launch import Launcher, command_lines
 from tests.sge.sge_cluster import SgeCluster
 
 SLEEPS = ("workload=collective", "workload.entry=tests.chaos.faults:sleeps", "procs_per_node=2")
@@ -40,6 +40,24 @@ def test_a_run_that_is_deleted_records_its_end_before_it_is_killed(launcher: Lau
     assert events["ended"]["code"] == 143
     assert launcher.status()["state"] == "failed", "accounting does not tell who ended it"
     launcher.until(lambda: not processes_of(launcher), "no process of the run is left", 30)
+
+
+def test_a_run_that_is_asked_to_stop_before_its_tasks_have_started_has_stopped(
+    launcher: Launcher, sge: SgeCluster, tmp_path: Path
+) -> None:
+    """SIGUSR2 ends the shell in which Grid Engine starts a task, and qrsh exits with 140."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "qrsh").write_text(f'#!/bin/sh\nexec {sge.folder / "bin" / "qrsh"} "$1" "$2" "sleep 60; $3"\n')
+    (folder / "qrsh").chmod(0o755)
+    launcher.submit(*SLEEPS, *TWO_NODES, PATH=f"{folder}:{launcher.environ['PATH']}")
+    launcher.until(lambda: "sleep 60 " in command_lines(), "a task is being started")
+    qdel(launcher, str(launcher.status()["job"]))
+    launcher("wait", "latest", "-q")
+    events = launcher.last().attempts()[-1].events()
+    assert [event["code"] for event in events if event["event"] == "ended"] == [75], events
+    assert "task_not_started" not in [event.get("code") for event in events]
+    assert launcher.status()["state"] == "stopped"
 
 
 @pytest.mark.ci

@@ -49,6 +49,7 @@ OF_NODE = re.compile(
     r"HOSTNAME|TMPDIR|TMP|CUDA_DEVICE_ORDER|ZE_AFFINITY_MASK|\w+_VISIBLE_DEVICES|JOB_ID|SGE_(TASK|HGR|JOB_SPOOL)\w*"
 )
 RESUME, NO_RETRY, NO_REQUEST = 75, 93, 1
+NOTIFIED = 128 + signal.SIGUSR2  # Grid Engine's stop request has ended the shell that was to start the program
 
 
 def encode(values: Mapping[str, Any]) -> bytes:
@@ -208,7 +209,10 @@ class NodeTasks:
         if self._code is None and (code := self._process.poll()) is not None:
             self._code = code
             if code and self._has_started() is False:
-                self._report(code)
+                if code == NOTIFIED:
+                    self._code = RESUME
+                else:
+                    self._report(code)
         return self._code
 
     def terminate(self) -> None:

@@ -161,6 +161,16 @@ def test_a_run_of_which_slurm_could_not_start_an_agent_goes_on(sandbox: Sandbox,
     assert (ended(outcome), stop["reason"], stop["exit_code"]) == ([75], "killed", code)
 
 
+def test_a_run_whose_agents_are_ended_while_they_start_goes_on_although_what_starts_them_has_told_of_it(
+    sandbox: Sandbox,
+) -> None:
+    """Their starter, on PBS and Grid Engine, writes the stop request to an event file of its own."""
+    starter = sandbox.folder / "bin/srun"
+    starter.write_text('#!/bin/bash\necho >"$LAUNCHER_RUN_DIR/attempts/0/events/spawn.jsonl"\nkill -KILL $$\n')
+    sandbox.python.write_text("#!/bin/bash\nexit 75\n")
+    assert ended(drive(sandbox)) == [75]
+
+
 @NUMBERS
 @pytest.mark.parametrize("mark", ["cancelled", "stop"])
 @pytest.mark.parametrize("there", [True, False])
