@@ -393,7 +393,7 @@ class _Agent:
         own, leader = self.own, rendezvous.members[0]
         code = fault.ends_with or errors.RESUME
         kind = RoundEnd.NO_RETRY if code == errors.NO_RETRY else RoundEnd.LOST_NODE
-        fault = replace(fault, host=own.host, node=own.node_rank, accused=(Accused(host=own.host),), step=-1)
+        fault = replace(fault, host=own.host, node=own.node_rank, accused=(Accused(host=own.host),))
         failure = RoundFailure(kind, fault, leader.index, listens=True, lost=(own.index,))
         self._connection.send(failure.message())
         coordinator = self._connection.coordinator

@@ -168,9 +168,9 @@ class FailureDetector:
         lost: tuple[int, ...] = (), listens: bool | None = None, exit_code: int | None = None, place: str = "",
         **details: Any,
     ) -> RoundFailure:  # fmt: skip
-        where = blamed or self._own
+        where, step = blamed or self._own, None if self.step < 0 else self.step
         fault = Fault(
-            **{"host": where.host, "node": where.node_rank, "step": self.step, **details}, code=code,
+            **{"host": where.host, "node": where.node_rank, "step": step, **details}, code=code,
             accused=tuple(islice(accused, io_bounds.ACCUSED)),
         )  # fmt: skip
         resumable = self.any_resumable or self._listened if listens is None else listens

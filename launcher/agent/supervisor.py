@@ -358,7 +358,8 @@ class Supervisor:
     def _failure(self, kind: RoundEnd, fault: Fault, *, listens: bool | None = None, **details: Any) -> RoundFailure:
         # Returns a failure with this fault, completed by the step and, unless set, this agent's host and node
         node = self._own.node_rank if fault.node is None else fault.node
-        fault = replace(fault, host=fault.host or self._own.host, node=node, step=self._status.step)
+        step = self._status.step if self._status.step >= 0 else None
+        fault = replace(fault, host=fault.host or self._own.host, node=node, step=step)
         return RoundFailure(kind, fault, self._own.index, self._resumable if listens is None else listens, **details)
 
     # -- decisions
@@ -401,7 +402,7 @@ class Supervisor:
         if verdict.restarts:
             restart = verdict.restart(self._rendezvous.world_size)
             self._context.events(restart)
-            at = f" (at step {restart.step})" if restart.step is not None and restart.step >= 0 else ""
+            at = f" (at step {restart.step})" if restart.step is not None else ""
             log_line(f"{describe(verdict.event)}{at}; the ranks start again, round {restart.round}")
         elif verdict.failure.stop is None or self._agreed_stop() is None:  # else the ranks have written it
             self._context.events(verdict.event)

@@ -63,7 +63,8 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
     text = str(error)
     kind = getattr(error.__cause__ or error.__context__, "object_type", None)
     missing = error.missing_cfg_file or "" if isinstance(error, MissingConfigException) and error.options else ""
-    group, _, choice = missing.rpartition("/")
+    group = next((each for each in GROUPS if missing.startswith(f"{each}/")), missing.rpartition("/")[0])
+    choice = missing[len(group) + 1 :]
     was_typed = f"{group}={choice}" in [word.lstrip("+") for word in arguments]
     if not was_typed and (explained := _about_a_file(text, kind)):
         return explained
@@ -71,8 +72,10 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
         return no_workload()
     if isinstance(error, MissingConfigException) and error.options:
         options = [option for option in error.options if option != "user"]
-        typed = any(key_of(word) == group for word in arguments)  # else it is from user.yaml
-        where = "" if typed else place_of(group, arguments) or f"{file_of('user')}: "
+        typed = next((word for word in reversed(arguments) if key_of(word) == group), None)  # else it is from user.yaml
+        where = place_of(group, arguments) or f"{file_of('user')}: "
+        if typed is not None:
+            where = f"{typed}: " if "${" in typed else ""
         return f"{where}there is no {group}={choice}.{near(choice, options)} Known: {', '.join(options)}"
     if match := re.search(r"Could not (?:override|append to config) '([^'=]+)", text):
         key = match[1].lstrip("+")

@@ -389,6 +389,7 @@ def test_a_rank_that_raises_without_progress_ends_the_attempt(job: Callable[...,
     assert (one.fault().code, one.fault().rank, one.fault().host) == (FaultCode.RAISED, 1, "node0")
     (event,) = one.agents[0].told()
     assert (event["event"], event["rank"], event["traceback"]) == ("fault", 1, "Traceback\nValueError: boom\n")
+    assert "step" not in event, "it has done none"
 
 
 def test_a_rank_that_raises_after_progress_starts_again(job: Callable[..., Job]) -> None:

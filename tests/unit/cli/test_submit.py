@@ -60,6 +60,8 @@ def explained(*typed: str) -> str:
         (["workload=zzz"], "there is no workload=zzz. Known: collective, ddp_mnist, fsdp_lm, function, p2p, program"),
         (["workload=p2p", "cluster=slrum"], "there is no cluster=slrum. Did you mean slurm?"),
         (["workload=p2p", "hydra/launcher=lancher"], "there is no hydra/launcher=lancher. Did you mean launcher?"),
+        (["workload=p2p", "cluster=a/b"], "there is no cluster=a/b. Known: abci, "),
+        (["workload=p2p", "env=${oc.env:NONE,/x}"], "env=${oc.env:NONE,/x}: there is no env=/x. Known: default"),
         (["workload=p2p", "launch=task"], "there is no launch=task. Did you mean tasks?"),
         (["worklod=p2p"], "there is no key 'worklod'. Did you mean workload"),
         (["workload=p2p", "node=2"], "there is no key 'node'. Did you mean nodes"),

@@ -72,6 +72,7 @@ def refused(arguments: list[str], told: str) -> None:
     ("text", "told"),
     [
         ("cluster: slrum\n", "user.yaml, line 1: there is no cluster=slrum. Did you mean slurm?"),
+        ("cluster: /scratch\n", "user.yaml, line 1: there is no cluster=/scratch. Known: abci, "),
         ("cluster.acount: me\n", "user.yaml, line 1: there is no key 'cluster.acount'. Did you mean cluster.account"),
         (
             "cluster: slurm\ncluster: {account: me}\n",

@@ -83,7 +83,7 @@ def test_other_numbers_in_a_file_stay_numbers(composed: Callable[..., DictConfig
 # The groups know nothing of each other, so a choice of one stands beside any of the others.
 @pytest.mark.parametrize(
     ("workload", "cluster", "launch"),
-    zip(config_keys.WORKLOADS, cycle(["local", "slurm", "pbs", "allocation"]), cycle(["agent", "tasks"]), strict=False),
+    [*zip(config_keys.WORKLOADS, cycle(["local", "slurm", "pbs", "allocation"]), cycle(["agent", "tasks"]))],
 )
 def test_every_choice_composes_to_the_dataclasses(
     composed: Callable[..., DictConfig], workload: str, cluster: str, launch: str
