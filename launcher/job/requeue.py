@@ -40,8 +40,8 @@ from launcher.runs.events import (
 from launcher.runs.history import journal_events
 from launcher.runs.job_file import time_left
 from launcher.schedulers import registry
-from launcher.schedulers.ask_and_submit import submit_behind
-from launcher.schedulers.base import JOB_TIMEOUT, AnswerLost, Ending, QueryError
+from launcher.schedulers.ask_and_submit import SubmissionRefused, submit_behind
+from launcher.schedulers.base import JOB_TIMEOUT, AnswerLost, Ending, QueryError, Scheduler
 from launcher.submission import race, render
 from launcher.submission.dependencies import update_followers
 
@@ -243,17 +243,27 @@ def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> Continues:
         return continues(What.ELSEWHERE, NextReason.RESUBMITTED, _race_again(plan, attempt))
     if scheduler.requeues and how in (ResumeHow.auto.value, ResumeHow.requeue.value):
         try:
-            job = os.environ["LAUNCHER_JOB_ID"]
-            scheduler.requeue(job)
-            return continues(What.ELSEWHERE, NextReason.REQUEUED, job)
+            return _requeue(scheduler)
         except QueryError as error:
             if how == ResumeHow.requeue.value or isinstance(error, AnswerLost):  # a lost one may continue
                 raise
             print(f"launcher: not requeued ({error}): a new job is submitted", file=sys.stderr)
     before = registry.queue(plan.cluster.scheduler).own_job(os.environ)
-    job = resubmit(plan, attempt.run, str(attempt.number + 1), [before], JOB_TIMEOUT)
+    try:
+        job = resubmit(plan, attempt.run, str(attempt.number + 1), [before], JOB_TIMEOUT)
+    except SubmissionRefused as refused:
+        if how != ResumeHow.resubmit.value or not (scheduler.requeues and refused.job_limit):
+            raise
+        print(f"launcher: no job is accepted beside this one, so it is requeued ({refused})", file=sys.stderr)
+        return _requeue(scheduler)
     tell_followers(attempt.run, job)
     return continues(What.ELSEWHERE, NextReason.RESUBMITTED, job)
+
+
+def _requeue(scheduler: Scheduler) -> Continues:
+    job = os.environ["LAUNCHER_JOB_ID"]
+    scheduler.requeue(job)
+    return continues(What.ELSEWHERE, NextReason.REQUEUED, job)
 
 
 def _race_again(plan: JobPlan, attempt: Attempt) -> str:

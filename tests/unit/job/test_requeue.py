@@ -336,6 +336,30 @@ def test_a_job_that_runs_again_already_is_not_requeued(
 
 
 @pytest.mark.parametrize(
+    ("scheduler", "job_limit", "requeued"), [("slurm", True, ["7"]), ("slurm", False, []), ("pbs", True, [])]
+)
+def test_a_job_beside_which_no_other_one_is_accepted_is_requeued_where_that_can_be(
+    scheduler: str, job_limit: bool, requeued: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MaxSubmitJobs=1 of an association or QOS counts the job that ends, too."""
+
+    def refuses(*_: object) -> str:
+        raise SubmissionRefused("QOSMaxSubmitJobPerUserLimit", job_limit=job_limit)
+
+    plan, asked = bare_plan(cluster={"scheduler": scheduler}, resume={"how": "resubmit"}), list[str]()
+    monkeypatch.setattr(requeue, "resubmit", refuses)
+    monkeypatch.setattr(SlurmScheduler, "requeue", lambda _, job: asked.append(job))
+    for name in ("LAUNCHER_JOB_ID", "SLURM_JOB_ID", "PBS_JOBID"):
+        monkeypatch.setenv(name, "7")
+    if requeued:
+        assert requeue._continue_elsewhere(plan, Attempt(Run(tmp_path), 0)).reason is NextReason.REQUEUED
+    else:
+        with pytest.raises(SubmissionRefused):
+            requeue._continue_elsewhere(plan, Attempt(Run(tmp_path), 0))
+    assert asked == requeued
+
+
+@pytest.mark.parametrize(
     ("found", "step", "saved"),
     [
         (5, -1, 5),
