@@ -179,7 +179,7 @@ def _other(seen: RunStatus, program: str) -> Explanation:
     if state is RunState.RUNNING:
         why, do = Why.RUNNING, f"`{program} status {run}` shows more"
     elif state is RunState.SUSPENDED:
-        why, do = Why.SUSPENDED, "wait: it continues by itself when the other job is over"
+        why, do = Why.SUSPENDED, "wait: it continues when the other job is over, or when somebody resumes it"
     elif state is RunState.DONE:
         why, do = Why.DONE, f"`{program} report {run}` shows its results"
     elif state is RunState.UNCONFIRMED:
@@ -287,7 +287,9 @@ _TEXTS: dict[Why, str | Callable[[PendingFacts], str]] = {
     Why.UNCONFIRMED: "it was being submitted, and it is not known whether the scheduler accepted it",
     Why.BY_HAND: "it is yours to submit (submit=false), and the scheduler has no such job yet",
     Why.RUNNING: _running,
-    Why.SUSPENDED: lambda facts: f"its scheduler has stopped its processes for another job (it says {facts.job_state})",
+    Why.SUSPENDED: lambda facts: (
+        f"its scheduler has stopped its processes, for another job or on a command (it says {facts.job_state})"
+    ),
     Why.DONE: "it is done",
     Why.CANCELLED: "it was cancelled",
     Why.LOST: "its job is gone, and its script recorded no end",

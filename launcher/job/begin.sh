@@ -4,6 +4,7 @@
 #   launcher_signals      names of the signals that ask the job to stop
 #   launcher_workdir, launcher_umask
 #   launcher_modules      not empty: the shell needs `module`
+#   launcher_for_good     a command that keeps the scheduler from starting the job again for its exit code; may be unset
 #   launcher_environment  file with the variables of the submitting shell, where the scheduler does not pass them
 
 # The driver records what failed, and the job ends.
@@ -30,6 +31,7 @@ launcher_wait_until() {
 launcher_sees_driver() { [ -x "${launcher_driver[0]}" ] && [ -r "${launcher_driver[2]}" ]; }
 if ! launcher_wait_until launcher_sees_driver; then
   echo "launcher: $(hostname) cannot see ${launcher_driver[0]} or ${launcher_driver[2]}: are they on a file system that all nodes share?" >&2
+  ${launcher_for_good:-}
   [ -n "${LAUNCHER_RUN_DIR:-}" ] || exit 93
   umask 077
   # Recorded as an attempt, for `launcher status`.

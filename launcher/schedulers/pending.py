@@ -59,7 +59,7 @@ class Why(Code):
     UNCONFIRMED = "unconfirmed"  # its submission was interrupted
     BY_HAND = "by_hand"  # the user has not submitted it yet (submit=false)
     RUNNING = "running"
-    SUSPENDED = "suspended"  # the scheduler has stopped its processes for another job
+    SUSPENDED = "suspended"  # the scheduler has stopped its processes
     DONE = "done"
     CANCELLED = "cancelled"  # it has been cancelled, and no other cause is known
     LOST = "lost"  # its job is gone, and nothing recorded a cause

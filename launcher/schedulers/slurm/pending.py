@@ -225,7 +225,8 @@ def explain(waiting: Waiting, slurm: Slurm) -> Explanation:
         mine = [each for each in partitions if each.name in job.partition.split(",")]
     limits = limits_of(job, wanted, reason, mine, windows, now)
     if reason.column:
-        limits += _values(job, reason, mine, slurm, queries)
+        values = _values(job, reason, mine, slurm, queries)
+        limits, reason = limits + values, alone(job, reason, values)
     found = list[Change]()
     may_start_now = not job.reason and idle(_mine(job, nodes)) >= job.nodes
     if reason.kind in TRIED and job.state == "PENDING" and not may_start_now:
@@ -273,6 +274,17 @@ def _values(job: Pending, reason: Reason, mine: Sequence[Partition], slurm: Slur
             return (value,)
     queries.notes.append(f"the value of the limit ({reason.column}) is not to be seen with sacctmgr")
     return ()
+
+
+def alone(job: Pending, reason: Reason, values: Sequence[str]) -> Reason:
+    """Returns the reason; says if the job by itself exceeds the limit, which Slurm only waits for (no DenyOnLimit)."""
+    asks = {"node": job.nodes, "cpu": job.cpus}
+    times = (job.time or 0) / 60 if "Mins" in reason.column else 1
+    most = re.findall(r"\b(node|cpu)=(\d+)", " ".join(values))
+    if reason.never or reason.column == "MinTRES" or all(asks[what] * times <= int(limit) for what, limit in most):
+        return reason
+    words = f"{reason.words}, and it alone asks for more{NEVER}"
+    return replace(reason, words=words, do="cancel it, and resume it with less", never=True)
 
 
 def _mine(job: Pending, nodes: Sequence[NodeCounts]) -> list[NodeCounts]:

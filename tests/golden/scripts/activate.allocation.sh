@@ -9,7 +9,7 @@ launcher_driver=(/usr/bin/python3 -I /world/checkout/launcher/job/__main__.py /s
 launcher_workdir=/world/project launcher_umask=022 launcher_signals="TERM INT"
 launcher_environment='' launcher_modules=yes
 for launcher_try in {1..30}; do [ -r /world/checkout/launcher/job/begin.sh ] && break; sleep 2; done  # a file server may not answer at once
-. /world/checkout/launcher/job/begin.sh || exit 93
+. /world/checkout/launcher/job/begin.sh || { ${launcher_for_good:-}; exit 93; }
 {
 launcher_env=/envs/torch
 if [ -d "$launcher_env/conda-meta" ]; then

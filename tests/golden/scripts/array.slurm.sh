@@ -20,9 +20,10 @@ export LAUNCHER_RUN_DIR=/scratch/me/runs/array LAUNCHER_NAME=p2p
 export LAUNCHER_NODES=2 LAUNCHER_PROCS_PER_NODE=1 LAUNCHER_GPUS_PER_NODE=0
 export LAUNCHER_JOB_ID="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" LAUNCHER_ARRAY_INDEX="$((SLURM_ARRAY_TASK_ID))"
 export LAUNCHER_OUTPUT="output-$LAUNCHER_JOB_ID.log"
+launcher_for_good="scontrol update JobId=$LAUNCHER_JOB_ID Requeue=0"  # before 93, for sites that requeue for an exit code
 launcher_driver=(/usr/bin/python3 -I /world/checkout/launcher/job/__main__.py /scratch/me/runs/array/arrays/launcher-984a139b9b9eb150f70b-0.job.json)
 launcher_workdir=/world/project launcher_umask=022 launcher_signals="TERM INT"
 launcher_environment='' launcher_modules=
 for launcher_try in {1..30}; do [ -r /world/checkout/launcher/job/begin.sh ] && break; sleep 2; done  # a file server may not answer at once
-. /world/checkout/launcher/job/begin.sh || exit 93
+. /world/checkout/launcher/job/begin.sh || { ${launcher_for_good:-}; exit 93; }
 exec "${launcher_driver[@]}"

@@ -15,9 +15,10 @@
 export LAUNCHER_RUN_DIR=/scratch/me/runs/gpus LAUNCHER_NAME=fsdp_lm
 export LAUNCHER_NODES=2 LAUNCHER_PROCS_PER_NODE=4 LAUNCHER_GPUS_PER_NODE=4
 export LAUNCHER_JOB_ID="${LAUNCHER_JOB_ID:-${SLURM_JOB_ID:-}}"
+launcher_for_good="scontrol update JobId=$LAUNCHER_JOB_ID Requeue=0"  # before 93, for sites that requeue for an exit code
 launcher_driver=(/usr/bin/python3 -I /world/checkout/launcher/job/__main__.py /scratch/me/runs/gpus/job.json)
 launcher_workdir=/world/project launcher_umask=022 launcher_signals="TERM INT"
 launcher_environment='' launcher_modules=
 for launcher_try in {1..30}; do [ -r /world/checkout/launcher/job/begin.sh ] && break; sleep 2; done  # a file server may not answer at once
-. /world/checkout/launcher/job/begin.sh || exit 93
+. /world/checkout/launcher/job/begin.sh || { ${launcher_for_good:-}; exit 93; }
 exec "${launcher_driver[@]}"

@@ -14,11 +14,12 @@
 export LAUNCHER_RUN_DIR=/scratch/me/runs/modules LAUNCHER_NAME=p2p
 export LAUNCHER_NODES=2 LAUNCHER_PROCS_PER_NODE=1 LAUNCHER_GPUS_PER_NODE=0
 export LAUNCHER_JOB_ID="${LAUNCHER_JOB_ID:-${SLURM_JOB_ID:-}}"
+launcher_for_good="scontrol update JobId=$LAUNCHER_JOB_ID Requeue=0"  # before 93, for sites that requeue for an exit code
 launcher_driver=(/usr/bin/python3 -I /world/checkout/launcher/job/__main__.py /scratch/me/runs/modules/job.json)
 launcher_workdir=/world/project launcher_umask=022 launcher_signals="TERM INT"
 launcher_environment='' launcher_modules=yes
 for launcher_try in {1..30}; do [ -r /world/checkout/launcher/job/begin.sh ] && break; sleep 2; done  # a file server may not answer at once
-. /world/checkout/launcher/job/begin.sh || exit 93
+. /world/checkout/launcher/job/begin.sh || { ${launcher_for_good:-}; exit 93; }
 {
 type module >/dev/null 2>&1
 } || launcher_setup_failed 1

@@ -249,8 +249,12 @@ def test_a_node_that_does_not_see_the_launcher_is_told(sandbox: Sandbox) -> None
     script = render.write(Run(sandbox.run_dir), sandbox.plan(python="/gone/python"), token="token")
     sandbox.pauses()
     (sandbox.run_dir / "attempts/0").mkdir()
+    scontrol = sandbox.folder / "bin/scontrol"
+    scontrol.write_text('#!/bin/sh\necho "$@" >>"$SANDBOX/asked"\n')
+    scontrol.chmod(0o700)
     outcome = sandbox.start(script, {"SLURM_JOB_ID": "7"})
     assert (outcome.code, outcome.started) == (93, False)
+    assert (sandbox.folder / "asked").read_text() == "update JobId=7 Requeue=0\n", "it would be the same again"
     assert f"{HOST} cannot see /gone/python or " in outcome.stderr
     assert outcome.events(1) == [
         {"event": "started", "job": "7", "host": HOST},

@@ -14,7 +14,7 @@ from launcher.schedulers.pending import Option, Waiting, Why, sooner
 from launcher.schedulers.slurm import client, limits, pending
 from launcher.schedulers.slurm.client import NodeCounts, Pending, Reservation
 from launcher.schedulers.slurm.limits import Partition
-from launcher.schedulers.slurm.pending import in_words
+from launcher.schedulers.slurm.pending import alone, in_words
 from tests.unit.plans import plan_of, with_fields
 
 # All reasons of job_state_reason.c (26.05), and what 22.05 printed besides.
@@ -418,6 +418,29 @@ def test_the_limit_that_binds_has_its_value_and_where_it_is_set(
 ) -> None:
     found, _ = explained(**{"show job": SHOWN.replace("Reason=Resources", f"Reason={reason}"), **answers})
     assert limit in found.limits
+
+
+@pytest.mark.parametrize(
+    ("code", "value", "never"),
+    [
+        ("QOSGrpNodeLimit", "cpu=64,node=3", True),
+        ("QOSGrpNodeLimit", "cpu=64,node=4", False),
+        ("QOSGrpCpuLimit", "cpu=15,gres/gpu=1", True),
+        ("QOSGrpCpuLimit", "cpu=16,gres/gpu=1", False),
+        ("MaxNodePerAccount", "node=3", True),
+        ("AssocGrpCPURunMinutesLimit", "cpu=959", True),  # 16 CPUs for an hour
+        ("AssocGrpCPURunMinutesLimit", "cpu=960", False),
+        ("QOSMinCpuNotSatisfied", "cpu=1,node=5", False),
+        ("QOSMaxJobsPerUserLimit", "2", False),
+    ],
+)
+def test_a_job_that_exceeds_a_limit_by_itself_never_starts(code: str, value: str, never: bool) -> None:
+    """Slurm takes it unless the QOS has DenyOnLimit, and waits for other jobs to end, of which there need be none."""
+    job = Pending("1", "PENDING", code, nodes=4, cpus=16, time=3600)
+    reason = in_words(code)
+    found = alone(job, reason, (f"QOS q: {reason.column}={value}",))
+    assert (found.never, "so it will never start" in found.words) == (never, never)
+    assert found.do == ("cancel it, and resume it with less" if never else reason.do)
 
 
 def test_a_limit_that_the_jobs_qos_lifts_is_not_named() -> None:
