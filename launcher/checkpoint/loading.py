@@ -219,7 +219,7 @@ class LoadTarget:
                 if index < len(parameters):  # else of another stage of a pipeline, or of nobody
                     chosen[name] = _like(parameters[index], dtype, shape)
             elif mine is not None or name not in self.everyone:
-                chosen[name] = torch.empty(shape, dtype=dtype)
+                chosen[name] = torch.empty(shape, dtype=dtype, device="cpu")
         return chosen
 
     def misfits(self, values: Mapping[Any, Any], paths: Mapping[str, Keys]) -> list[str]:
@@ -255,7 +255,7 @@ def _like(parameter: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tens
         if isinstance(parameter, DTensor) and parameter.dtype == dtype:
             return with_local(torch.empty_like(local_part(parameter)), parameter)
         return torch.empty_like(parameter.detach(), dtype=dtype)
-    return torch.empty(shape, dtype=dtype)
+    return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def _counts(groups: list[int]) -> str:
@@ -489,7 +489,7 @@ def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any,
         if not any(is_named(name, [key]) for name in wanted) and not named_part(contents.values, [key]):
             guess = near(key, sorted(contents.kinds))
             raise CheckpointError(f"{path.name} has no {key!r}.{guess} `checkpoint inspect` lists what it has")
-    tensors = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in wanted.items()}
+    tensors = {name: torch.empty(shape, dtype=dtype, device="cpu") for name, (dtype, shape) in wanted.items()}
     contents.fill(path, tensors)
     return nested(tensors, contents.paths, named_part(contents.values, keys), {})
 

@@ -369,7 +369,7 @@ class Needs:
     held: int  # bytes that the agent's file has already; 0: the first rank tells them
     tensors: int  # bytes of its tensors, and of its rank_state
     rank_state: int
-    pinned: int = 0  # bytes of those tensors that are copied to pinned memory first: they are on a GPU
+    pinned: int = 0  # bytes of pinned memory to which those tensors are copied first that are on a GPU
     sharded: bool = False  # whether a tensor is sharded
     difference: int = 0  # the sum over all ranks is 0 if none has other tensors than others under one name
 
@@ -400,7 +400,8 @@ def needed(ranks: Sequence[Needs], mode: str, peer: int) -> dict[int, int]:
     found = dict.fromkeys((each.node for each in ranks), 0)
     for rank, each in enumerate(ranks):
         own = each.own(mode) + (ranks[rank - peer].own(mode) if peer else 0)
-        shared = 2 * each.tensors * each.leads + -(-each.tensors // len(ranks)) if mode == WHOLE else each.tensors
+        saved = max(each.tensors, each.pinned)
+        shared = 2 * each.tensors * each.leads + -(-saved // len(ranks)) if mode == WHOLE else saved
         found[each.node] += 2 * own + shared + each.pinned * (each.leads or mode != WHOLE)
     return found
 

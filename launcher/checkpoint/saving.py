@@ -97,7 +97,7 @@ class Staging:
         here = local_part(tensor)
         known = self._copies.get(name)
         if known is None or known.shape != here.shape or known.dtype != here.dtype:
-            known = torch.empty(here.shape, dtype=here.dtype, pin_memory=_pins(here.device))
+            known = torch.empty(here.shape, dtype=here.dtype, device="cpu", pin_memory=_pins(here.device))
             self._copies[name] = known
         known.copy_(here, non_blocking=_streams_of(here.device) is not None)
         # The constructor is used since from_local() would move the copy to the mesh's device.
@@ -150,8 +150,9 @@ def _pins(device: torch.device) -> bool:
 
 
 def pinned(tensors: Mapping[str, Tensor]) -> int:
-    """Returns the number of bytes that copies of these tensors take in pinned memory."""
-    return sum(here.nbytes for here in map(local_part, tensors.values()) if _pins(here.device))
+    """Returns the number of bytes that copies of these tensors take in pinned memory: torch rounds to powers of 2."""
+    there = (here.nbytes for here in map(local_part, tensors.values()) if _pins(here.device))
+    return sum(1 << (size - 1).bit_length() for size in there if size)
 
 
 def _is_plain(tensor: Tensor) -> bool:

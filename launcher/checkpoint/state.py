@@ -324,7 +324,7 @@ def local_part(tensor: Tensor) -> Tensor:
 
 BUCKETS = 1 << 16  # of names; one sum for each is what ranks exchange to find out which tensors differ
 LOOKED_AT = 32  # of the buckets with differences: from these, ranks send hashes of their tensors
-_PIECE = 1 << 24  # 32-bit words that are hashed at once on a device; the working memory is a few times their size
+_PIECE = 1 << 22  # 32-bit words that are hashed at once on a device, beside a training that may have filled it
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # factor that spreads the positions of words over 64 bits
 
 # Running statistics of torch's normalisation layers (torch.nn.modules.batchnorm._NormBase) differ between ranks from
@@ -392,7 +392,7 @@ def _number(text: str) -> int:
 
 def unequal_buckets(sums: Mapping[int, int], total: Callable[[Tensor], Tensor]) -> list[int]:
     """Returns the first buckets whose tensors differ between ranks; sums: what this rank's `differences` returned."""
-    mine = torch.zeros(BUCKETS, dtype=torch.int64)
+    mine = torch.zeros(BUCKETS, dtype=torch.int64, device="cpu")
     for bucket, value in sums.items():
         mine[bucket] = value - (value >> 63 << 64)  # as a signed number
     return total(mine).nonzero().flatten().tolist()[:LOOKED_AT]
@@ -415,12 +415,12 @@ def hash_of(tensor: Tensor, device: torch.device | None = None) -> int:
     if (device or data.device).type == "cpu":
         return zlib.crc32(bytes_of(data))
     words = data.view(torch.uint8).flatten() if data.ndim else data.reshape(1).view(torch.uint8)
-    words = torch.nn.functional.pad(words, (0, -len(words) % 4)).view(torch.int32)
     total = 0
-    for start in range(0, len(words), _PIECE):
-        piece = words[start : start + _PIECE].to(torch.int64)
-        places = torch.arange(start, start + len(piece), device=piece.device).mul_(_ODD).bitwise_or_(1)
-        total ^= int((piece * places).sum().item())
+    for start in range(0, len(words), 4 * _PIECE):
+        part = words[start : start + 4 * _PIECE]
+        piece = torch.nn.functional.pad(part, (0, -len(part) % 4)).view(torch.int32).to(torch.int64)
+        places = torch.arange(start // 4, start // 4 + len(piece), device=piece.device).mul_(_ODD).bitwise_or_(1)
+        total ^= int(piece.mul_(places).sum().item())
     return total
 
 

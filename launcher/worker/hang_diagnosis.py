@@ -160,6 +160,7 @@ class Recorders:
         size = "TORCH_FR_BUFFER_SIZE" if renamed else "TORCH_NCCL_TRACE_BUFFER_SIZE"
         wanted = {
             size: str(ENTRIES),
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",  # older torch looks at the pipe each 8 minutes otherwise
             "TORCH_NCCL_ENABLE_TIMING": "1",  # without it torch does not record whether a GPU has started a collective
             _PIPE: f"{folder}/ask-",
             _FILE: f"{folder}/dump-",

@@ -336,7 +336,8 @@ def start(backend: str, store: dist.Store, rank: int, world_size: int, device: t
     processes.allow_files(world_size)
     dist.init_process_group(
         backend, store=dist.PrefixStore("group", store), rank=rank, world_size=world_size,
-        timeout=timedelta(seconds=timeout), device_id=device if device.type != "cpu" and backend != "gloo" else None,
+        timeout=timedelta(seconds=timeout),
+        device_id=device if backend == "nccl" else None,  # with an XPU's torch makes no gloo group beside it
     )  # fmt: skip
     destroy_without_gil(dist.group.WORLD)
 

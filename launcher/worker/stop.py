@@ -229,7 +229,7 @@ class StopFlag:
 
     def _combined(self, want: Want) -> Want:
         who = _RANKS - 1 - want.rank  # so that the maximum over ranks chooses the lowest rank
-        flags = torch.tensor([want.cause * _RANKS + who if want.cause else 0, int(want.save)])
+        flags = torch.tensor([want.cause * _RANKS + who if want.cause else 0, int(want.save)], device="cpu")
         dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group)
         stop, save = flags.tolist()
         cause, who = divmod(stop, _RANKS)

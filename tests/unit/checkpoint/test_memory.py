@@ -180,6 +180,8 @@ def ranks_with(*of_ranks: tuple[int, int, int], nodes: int = 2) -> list[Needs]:
         (ranks_with((9, 0, 0), (9, 0, 0), nodes=1), SINGLE, 0, [54]),
         ([replace(each, pinned=100) for each in ranks_with(*[(100, 0, 0)] * 4)], WHOLE, 2, [350, 350]),
         ([replace(each, pinned=100) for each in ranks_with(*[(100, 0, 0)] * 4)], SHARDS, 2, [1200, 1200]),
+        ([replace(each, pinned=128) for each in ranks_with(*[(100, 0, 0)] * 4)], WHOLE, 2, [392, 392]),
+        ([replace(each, pinned=128) for each in ranks_with(*[(100, 0, 0)] * 4)], SHARDS, 2, [1312, 1312]),
     ],
 )
 def test_what_a_node_needs_is_what_it_will_hold(ranks: list[Needs], mode: str, peer: int, wanted: list[int]) -> None:

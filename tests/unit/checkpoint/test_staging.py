@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.checkpoint.saving import AT_ONCE, AT_ONCE_ALL, Staging
+from launcher.checkpoint.saving import AT_ONCE, AT_ONCE_ALL, Staging, pinned
 from tests.fakes import cuda
 from tests.fakes.cuda import FakeCuda
 
@@ -117,6 +117,22 @@ def test_a_copy_on_another_devices_stream_is_seen_by_the_fake(fake: FakeCuda) ->
         event.record()
     event.synchronize()
     assert target.tolist() == [1.0] * 3
+
+
+def test_pinned_memory_is_counted_as_torch_takes_it(fake: FakeCuda) -> None:
+    """Its allocator rounds each block to a power of two: a node that counts less is out of memory."""
+    sizes = {"1 byte": 1, "a power": 1 << 20, "3 MiB": 3 << 20, "none": 0}
+    tensors: dict[str, torch.Tensor] = {
+        name: fake.tensor(torch.zeros(size, dtype=torch.uint8), 0) for name, size in sizes.items()
+    }
+    assert pinned({**tensors, "on the CPU": torch.zeros(5)}) == 1 + (1 << 20) + (4 << 20)
+
+
+def test_copies_are_in_cpu_memory_wherever_a_program_makes_its_tensors() -> None:
+    state = {"w": torch.zeros(3)}
+    with torch.device("meta"):  # as by torch.set_default_device("cuda")
+        saved = Staging().start(state).finish(["w"])
+    assert saved["w"].tolist() == [0.0] * 3
 
 
 def test_what_nothing_changes_is_not_copied() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import socket
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # registers the backend `fake`
 
 from launcher.runs.directory import Run
 from launcher.schedulers.topology import Nodes, Topology
@@ -117,3 +121,26 @@ def test_before_there_is_a_process_group_the_answer_of_rank_0_goes_through_the_s
         monkeypatch.setattr(process_group.topology, "derive", lambda *_, rank=rank: place(rank, ["n1", "n2"]))
         assert [process_group.broadcast(given[each] if rank == 0 else None) for each in (0, 1)] == ["first", Path("a")]
     process_group._secret.cache_clear()
+
+
+@pytest.mark.parametrize(("backend", "kind"), [("nccl", "cuda"), ("xccl", "xpu")])
+def test_checkpoints_get_a_group_of_gloo_beside_that_of_the_accelerators(
+    backend: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To which torch hands on the device that the default group is bound to, and gloo knows no XPU."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    init = dist.init_process_group
+
+    def as_if(_: str, *, device_id: torch.device | None, **how: Any) -> None:
+        init("fake", **how)
+        assert dist.group.WORLD is not None
+        dist.group.WORLD.bound_device_id = device_id
+
+    monkeypatch.setattr(dist, "init_process_group", as_if)
+    try:
+        process_group.start(backend, dist.HashStore(), 0, 1, torch.device(kind, 0), 20)
+        ones = torch.ones(2)
+        dist.all_reduce(ones, group=process_group.gloo_group(1, 20))
+        assert ones.tolist() == [1.0, 1.0]
+    finally:
+        process_group.close()
