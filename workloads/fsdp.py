@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy, dropout, gelu, scaled_dot_product
 from torch.utils.checkpoint import checkpoint
 
 from launcher import Resumable, evaluated, progress
+from launcher.binding import hardware
 from launcher.checkpoint.resumable import GlobalBatchSampler, generator_of, seed_generators, share
 from launcher.config.schema import FSDPLm
 from launcher.plan.plan import JobPlan
@@ -33,6 +34,7 @@ from launcher.torch_compat import (
     local_part,
     with_local,
 )
+from launcher.worker import devices
 from launcher.worker.main import workload_config
 from launcher.worker.stop import Settings, settings
 from workloads import text_data, training
@@ -470,7 +472,8 @@ def before_ranks(plan: JobPlan) -> None:
     """Does once a node what all ranks need: the model, and what torch caches when a block is sharded."""
     config = workload_config(plan)
     assert isinstance(config, FSDPLm)
-    if plan.gpus_per_node == 0:  # a GPU must not be used before a fork
+    # A GPU must not be used before a fork, and torch asks CUDA here whether there is one
+    if plan.gpus_per_node == 0 and not (devices.torch_build() and hardware.device_files()):
         size = plan.world_size + 1  # in a mesh of the ranks' size torch would cache results with this agent's rank
         with fake_group(size):
             shard(make_model(replace(config, layers=1)), DeviceMesh("cpu", torch.arange(size)), None)

@@ -18,7 +18,7 @@ import os
 import pickle
 import socket
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import cache
@@ -368,11 +368,11 @@ def _device(wanted: str, place: topology.Topology, host: str) -> torch.device:
 
 
 def _backend(wanted: str, device: torch.device) -> str:
-    available = {
-        "gloo": dist.is_gloo_available(),
-        "nccl": dist.is_nccl_available() and torch.cuda.is_available(),
-        "xccl": getattr(dist, "is_xccl_available", bool)() and torch.xpu.is_available(),
-        "mpi": dist.is_mpi_available(),
+    available: dict[str, Callable[[], bool]] = {  # torch.cuda.is_available initialises CUDA: no fork could use it then
+        "gloo": dist.is_gloo_available,
+        "nccl": lambda: dist.is_nccl_available() and torch.cuda.is_available(),
+        "xccl": lambda: getattr(dist, "is_xccl_available", bool)() and torch.xpu.is_available(),
+        "mpi": dist.is_mpi_available,
     }
     name = wanted
     if wanted == "auto":
@@ -382,8 +382,8 @@ def _backend(wanted: str, device: torch.device) -> str:
             return str(default(device)) if default else "gloo"
     if name not in available:
         raise BackendError(f"backend={name}: it must be auto, {', '.join(available)}")
-    if not available[name]:
-        can = ", ".join(backend for backend, there in available.items() if there)
+    if not available[name]():
+        can = ", ".join(backend for backend, there in available.items() if there())
         why = {
             "mpi": "this torch was built without MPI (build it from source with an MPI in sight)",
             "nccl": "nccl needs a GPU and a torch built with CUDA",

@@ -266,5 +266,11 @@ def test_the_backend_follows_the_device() -> None:
         process_group._backend("ucc", torch.device("cpu"))
 
 
+def test_a_rank_on_the_cpu_initialises_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it forks could not use one any more."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("it asks CUDA"))
+    assert process_group._backend("gloo", torch.device("cpu")) == "gloo"
+
+
 def test_what_is_seen_is_a_value() -> None:
     assert dataclasses.replace(FOUR, count=1) == ONLY
