@@ -33,7 +33,7 @@ from launcher.cli.help import PRUNABLE
 from launcher.errors import FAILED, ConfigError, LauncherError, RunError, UnavailableError, explain
 from launcher.failures.messages import first_of
 from launcher.files.folder_checks import is_own, require_own
-from launcher.files.retried_reads import exists, list_names, read_text, unwrap
+from launcher.files.retried_reads import exists, list_names, unwrap
 from launcher.formatting import plural, rough_size
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunStatus, each_status, or_damaged, status_of
@@ -49,7 +49,7 @@ from launcher.runs.sweep_directory import Sweep, sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import JobOrigin, Queries, QueryError, SchedulerJob
 from launcher.schedulers.job_cache import SharedSnapshot
-from launcher.submission.dependencies import FOLLOWERS
+from launcher.submission.dependencies import followers_of
 
 PRUNE_LINE = "{:>5}  {:12}  {}"  # lines are printed while runs are removed, so the last column may have any width
 BATCH = 256  # runs that are read at a time
@@ -139,7 +139,9 @@ def in_batches(runs: Sequence[Run], live: JobMonitor) -> Iterator[RunStatus | Da
 def _waiting_for(folder: Path, live: JobMonitor, skip: Set[Path] = frozenset()) -> list[str]:
     # A run in an unknown state counts as unfinished
     found: list[str] = []
-    for path in _followers(folder):
+    sweep = Sweep(folder)
+    homes = [folder, *(point.run.path for point in sweep.points())] if sweep.recorded() else [folder]
+    for _, path in [each for home in homes for each in followers_of(home)]:
         if skip.isdisjoint({path, path.parent}):
             users = or_damaged(Run(path), lambda path=path: _not_over(path, live))  # type: ignore[misc]
             if isinstance(users, DamagedRun):
@@ -147,13 +149,6 @@ def _waiting_for(folder: Path, live: JobMonitor, skip: Set[Path] = frozenset()) 
             else:
                 found += needs(users, [folder]).get(folder, [])
     return found
-
-
-def _followers(folder: Path) -> list[Path]:
-    sweep = Sweep(folder)
-    homes = [folder, *(point.run.path for point in sweep.points())] if sweep.recorded() else [folder]
-    files = [home / FOLLOWERS / name for home in homes for name in unwrap(list_names(home / FOLLOWERS)) or ()]
-    return [Path((unwrap(read_text(file)) or "").strip()) for file in files if not file.name.startswith(".")]
 
 
 def _not_over(path: Path, live: JobMonitor) -> list[User]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.commands import remote_profiles
 from launcher.cli.help import ACTIONS, COMMANDS, parser_of
 from launcher.errors import ConfigError
-from launcher.paths import GROUPS, choices, default_runs_dir
+from launcher.paths import GROUPS, choices, default_runs_dir, user_config_dir
 
 if TYPE_CHECKING:
     from argparse import Action, Namespace
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from launcher.remote.clusters import RemoteCluster
 
@@ -43,16 +44,11 @@ def _known(shell: str) -> str:
 
 
 def script(shell: str) -> str:
-    from pathlib import Path
-
     return Path(__file__).with_name(f"complete.{shell}").read_text()
 
 
 def _install(shell: str) -> int:
-    from pathlib import Path
-
     from launcher.files.safe_io import write
-    from launcher.paths import user_config_dir
 
     home = Path(os.environ.get("HOME", "~")).expanduser()
     folder = user_config_dir()
@@ -72,8 +68,6 @@ def _install(shell: str) -> int:
 
 
 def _add_line(rc: Path, path: Path) -> None:
-    import shlex
-
     line = f"[ ! -r {shlex.quote(str(path))} ] || . {shlex.quote(str(path))}  # launcher complete"
     text = rc.read_text(errors="surrogateescape") if rc.exists() else ""
     if line not in text.splitlines():

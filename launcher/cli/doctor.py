@@ -27,13 +27,14 @@ from typing import Any
 
 from launcher import __version__, paths
 from launcher.cli.output import json_text, labelled
-from launcher.config.schema import Cluster, Config
+from launcher.config.schema import Cluster, Config, Form
 from launcher.environment.programs import NEWEST, OLDEST
 from launcher.errors import NOT_ON_PATH, ConfigError
 from launcher.files.folder_checks import LOCAL, kind_of
 from launcher.formatting import format_size, long_size, plural
 from launcher.paths import user_config_dir
 from launcher.plan import workload_hook
+from launcher.plan.build import converted
 from launcher.redaction import public, without_password
 from launcher.schedulers import ask_and_submit, registry
 from launcher.schedulers.base import Queue, Scheduler
@@ -223,16 +224,16 @@ def ports(wanted: tuple[int, int], ephemeral: tuple[int, int] | None, free: int,
 
 
 def probe_ports(wanted: str) -> Finding:
-    low, _, high = wanted.partition("-")
-    if not (low.isdecimal() and high.isdecimal() and 1024 <= int(low) < int(high) <= 65535):
-        text = f"cluster.port_range={wanted!r} is not LOW-HIGH with 1024 <= LOW < HIGH <= 65535"
-        return problem("ports", text, "write it as 20000-32767")
-    tried = range(int(low), int(high) + 1, max((int(high) - int(low)) // 16, 1))[:16]
+    try:
+        low, high = converted(Form.ports, "cluster.port_range", wanted)
+    except ConfigError as error:
+        return problem("ports", str(error), "write it as 20000-32767")
+    tried = range(low, high + 1, max((high - low) // 16, 1))[:16]
     ephemeral = None
     with contextlib.suppress(OSError, ValueError):
         first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
         ephemeral = int(first), int(last)
-    return ports((int(low), int(high)), ephemeral, sum(map(_bindable, tried)), len(tried))
+    return ports((low, high), ephemeral, sum(map(_bindable, tried)), len(tried))
 
 
 def _bindable(port: int) -> bool:

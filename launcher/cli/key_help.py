@@ -98,7 +98,10 @@ def help(arguments: Namespace) -> int:
 def show_for(words: Sequence[str]) -> int:
     """Prints the text for a command line that is empty, or has --help or --version but no command; returns 0."""
     if not words:
-        print(next_steps())
+        from launcher.schedulers import registry
+
+        cluster = next(iter(registry.queues_here()), "slurm")
+        print(NEXT_STEPS.format(version=__version__, program=program(), cluster=cluster))
     elif "--version" in words:
         print(f"launcher {__version__}")
     elif named := [word for word in words if word.partition("=")[0] in GROUPS]:
@@ -107,13 +110,6 @@ def show_for(words: Sequence[str]) -> int:
     else:
         print(overview())
     return 0
-
-
-def next_steps() -> str:
-    from launcher.schedulers import registry
-
-    cluster = next(iter(registry.queues_here()), "slurm")
-    return NEXT_STEPS.format(version=__version__, program=program(), cluster=cluster)
 
 
 def overview() -> str:

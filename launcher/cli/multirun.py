@@ -29,14 +29,7 @@ from launcher.runs.directory import Run, token_of
 from launcher.runs.history import read_history
 from launcher.submission import render
 from launcher.sweeps import prepare
-from launcher.sweeps.prepare import (
-    PreparedSweep,
-    RequestedPoint,
-    prepare_search,
-    prepare_sweep,
-    representatives,
-    with_search_defaults,
-)
+from launcher.sweeps.prepare import PreparedSweep, RequestedPoint, prepare_search
 from launcher.sweeps.submit import SubmittedSweep, submit_sweep
 
 if TYPE_CHECKING:
@@ -62,7 +55,7 @@ class Multirun:
         if word := next((each for each in self._command.words if key_of(each).startswith(OF_SEARCHES)), None):
             raise ConfigError(f"{word} is for a search: add sweep.search=random, tpe, asha or grid, or leave it out")
         points = [self._requested(point, number, batch) for number, point in enumerate(batch)]
-        prepared = prepare_sweep(points, self._command.words)
+        prepared = prepare.prepare_sweep(points, self._command.words)
         self._submit(prepared, points[0].config)
         completed = JobStatus.COMPLETED
         return [JobReturn(list(prepared.points[index].overrides), status=completed) for index in prepared.order]
@@ -70,9 +63,9 @@ class Multirun:
     def search(self, arguments: Sequence[str]) -> list[JobReturn]:
         """Submits a search (sweep.search): pilots, which choose points while they run. Returns no results."""
         space, fixed = space_of(arguments)
-        batch = representatives(space, fixed)
+        batch = prepare.representatives(space, fixed)
         points = [self._requested(point, number, batch) for number, point in enumerate(batch)]
-        points = [dataclasses.replace(each, config=with_search_defaults(each.config)) for each in points]
+        points = [dataclasses.replace(each, config=prepare.with_search_defaults(each.config)) for each in points]
         self._submit(prepare_search(points, space, self._command.words), points[0].config)
         return []
 

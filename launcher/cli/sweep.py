@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.cli import output
 from launcher.cli.output import (
-    LONGEST_CELL,
     cause_of_point,
     confirm,
     fitting,
@@ -24,40 +24,22 @@ from launcher.cli.output import (
     no_pilot,
     print_columns,
     program,
-    table,
-    terminal_width,
 )
 from launcher.errors import ConfigError, near
 from launcher.files.folder_checks import require_own
 from launcher.files.retried_reads import Wrong
 from launcher.formatting import cut, flat, format_time, plural, ranges
+from launcher.monitoring import sweep_status
 from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunState, or_damaged
-from launcher.monitoring.sweep_status import (
-    WAITING,
-    PointStatus,
-    counts,
-    live_pilots,
-    placed,
-    point_statuses,
-    summary,
-)
+from launcher.monitoring.sweep_status import PointStatus, counts, live_pilots, point_statuses, summary
 from launcher.paths import default_runs_dir
 from launcher.plan import build
+from launcher.runs import sweep_directory
 from launcher.runs.directory import Run
 from launcher.runs.events import Fault
 from launcher.runs.history import elapsed
 from launcher.runs.lookup import all_sweeps, find_sweep
-from launcher.runs.sweep_directory import (
-    Journal,
-    SearchRecord,
-    SearchSettings,
-    Sweep,
-    SweepManifest,
-    differing,
-    label,
-    require_known,
-    values_of,
-)
+from launcher.runs.sweep_directory import Journal, SearchRecord, SearchSettings, Sweep, SweepManifest, differing, label
 from launcher.search.progress import chooses_more, described, look, rung_lines, rungs_of
 from launcher.units import parse_ranges
 
@@ -67,7 +49,7 @@ if TYPE_CHECKING:
 
 RECENT = 20  # sweeps, and points of one, that are shown without --all
 # Points in these states are counted, but get no line of their own.
-WITHOUT_LINE = (WAITING, RunState.QUEUED.value, RunState.DONE.value, RunState.PRUNED.value)
+WITHOUT_LINE = (sweep_status.WAITING, RunState.QUEUED.value, RunState.DONE.value, RunState.PRUNED.value)
 
 
 def run(arguments: Namespace) -> int:
@@ -111,7 +93,7 @@ def numbers(words: Sequence[str], sweep: Sweep) -> list[int] | None:
         points = parse_ranges(",".join(words))
     except ValueError as error:
         raise ConfigError(f"points: {error}") from None
-    require_known(points, sweep, count)
+    sweep_directory.require_known(points, sweep, count)
     return list(dict.fromkeys(points))
 
 
@@ -123,14 +105,11 @@ def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
     found = all_sweeps(folder)
     shown = found if everything else found[:RECENT]
     live = JobMonitor()
-    numbers: dict[str, dict[str, int] | DamagedRun] = {
-        each.id: or_damaged(Run(each.path), partial(_counts, each, live)) for each in shown
-    }
+    seen = [(each, or_damaged(Run(each.path), partial(_counts, each, live))) for each in shown]
     if as_json:
-        rows = [(each, numbers[each.id]) for each in shown]
         print(json_text([
-            {"sweep": each.id, **({"cause": found.message} if isinstance(found, DamagedRun) else {"counts": found}),
-             "directory": str(each.path)} for each, found in rows
+            {"sweep": each.id, **({"cause": number.message} if isinstance(number, DamagedRun) else {"counts": number}),
+             "directory": str(each.path)} for each, number in seen
         ]))  # fmt: skip
         return 0
     if not found:
@@ -138,8 +117,8 @@ def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
         return 0
     print_columns([
         ("SWEEP", "POINTS"),
-        *((name, f"unreadable: {found.message}" if isinstance(found, DamagedRun) else summary(found))
-          for name, found in numbers.items()),
+        *((each.id, f"unreadable: {number.message}" if isinstance(number, DamagedRun) else summary(number))
+          for each, number in seen),
     ])  # fmt: skip
     if len(shown) < len(found):
         print(f"... and {len(found) - len(shown)} older; --all shows them")
@@ -172,8 +151,7 @@ def show_status(sweep: Sweep, *, everything: bool = False, as_json: bool = False
     shown = listed if everything else listed[:RECENT]
     if shown:
         print()
-    for line in points_table(shown, keys):
-        print(line)
+        print(*points_table(shown, keys), sep="\n")
     if len(shown) < len(listed):
         print(f"... and {len(listed) - len(shown)} more; --all shows all points")
     if search and all(each.over for each in seen) and chooses_more(sweep) and not live_pilots(sweep, monitor):
@@ -221,14 +199,14 @@ def points_table(shown: Sequence[PointStatus], keys: Sequence[str]) -> list[str]
         ))  # fmt: skip
     lines, indent = [], max(len(number) for number, *_ in rows) + 2
     causes = (None, *(values["cause"] for values in found))
-    for line, cause in zip(table(rows), causes, strict=True):
-        lines += [cut(line, terminal_width()), *(indented(cause, indent) if cause else ())]
+    for line, cause in zip(output.table(rows), causes, strict=True):
+        lines += [cut(line, output.terminal_width()), *(indented(cause, indent) if cause else ())]
     return lines
 
 
 def indented(text: str, spaces: int) -> list[str]:
     """Wraps a text into at most two lines, each indented by `spaces`; ` ...` marks a cut."""
-    indent, room = " " * spaces, max(terminal_width(), spaces + 20)
+    indent, room = " " * spaces, max(output.terminal_width(), spaces + 20)
     words = " ".join(text.split())
     return textwrap.wrap(words, room, initial_indent=indent, subsequent_indent=indent, max_lines=2, placeholder=" ...")
 
@@ -307,7 +285,7 @@ def ranking(metrics: Mapping[int, Mapping[str, Any]], metric: str | None, *, lar
     """Returns the numbers of points by a metric; points without it, or with NaN, come last."""
 
     def place(index: int) -> tuple[bool, float]:
-        return placed(metrics[index].get(metric or ""), largest_first=largest_first)
+        return sweep_status.placed(metrics[index].get(metric or ""), largest_first=largest_first)
 
     return sorted(sorted(metrics), key=place)
 
@@ -327,9 +305,9 @@ def _print_table(
     heads = ["POINT", *keys, *first, *varied]
     rows = [[head.removeprefix("workload.") for head in heads]]
     for place, each in enumerate(done):
-        own, found = values_of(each.point.overrides, keys), metrics[each.point.index]
+        own, found = sweep_directory.values_of(each.point.overrides, keys), metrics[each.point.index]
         best = " best" if place == 0 and sorted_by in found else ""
-        cells = [cut(own.get(key, "-"), LONGEST_CELL) for key in keys]
+        cells = [cut(own.get(key, "-"), output.LONGEST_CELL) for key in keys]
         rows.append(
             [f"{each.point.index}{best}", *cells, *(metric_text(found.get(name)) for name in (*first, *varied))]
         )
@@ -347,15 +325,10 @@ def _print_others(sweep: Sweep, seen: Sequence[PointStatus], keys: Sequence[str]
     if ended:
         print()
     for each in ended[:FAILURES]:
-        print(
-            cut(
-                f"point {each.point.index} {each.state}: {label(each.point.overrides, keys)}".rstrip(": "),
-                terminal_width(),
-            )
-        )
-        if cause := row(each)["cause"]:
-            for line in indented(str(cause), 2):
-                print(line)
+        line = f"point {each.point.index} {each.state}: {label(each.point.overrides, keys)}".rstrip(": ")
+        print(cut(line, output.terminal_width()))
+        if cause := cause_of_point(each):
+            print(*indented(cause, 2), sep="\n")
     if len(ended) > FAILURES:
         print(f"... and {len(ended) - FAILURES} more; `{program()} sweep status {sweep.id} --all` shows all")
     print(f"\n{sweep.id}: {summary(counts(seen))}")
@@ -400,7 +373,8 @@ def _write_csv(
     writer = csv_format.writer(buffer, lineterminator="\n")
     writer.writerow(map(csv_cell, ["point", *keys, "state", *names, "cause", "rank", "host"]))
     for each in seen:
-        own, found, columns = values_of(each.point.overrides, keys), metrics.get(each.point.index, {}), row(each)
+        own = sweep_directory.values_of(each.point.overrides, keys)
+        found, columns = metrics.get(each.point.index, {}), row(each)
         values = [found.get(name, "") for name in names]
         writer.writerow(map(csv_cell, [
             each.point.index, *(own.get(key, "") for key in keys), each.state,
@@ -467,8 +441,8 @@ def cancel(sweep: Sweep, points: Sequence[int] | None) -> int:
     from launcher.sweeps import control
 
     before = control.cancel(sweep, points)
-    started = [index for index, state in before.items() if state != WAITING]
-    waiting = [index for index, state in before.items() if state == WAITING]
+    started = [index for index, state in before.items() if state != sweep_status.WAITING]
+    waiting = [index for index, state in before.items() if state == sweep_status.WAITING]
     if waiting:
         print(f"{sweep.id}: {_points(waiting)} will not start")
     if started:

@@ -18,17 +18,9 @@ from launcher.cli.output import cause_of_point, metric_text, no_pilot, outcome, 
 from launcher.cli.progress_bars import Rate, of_training, on_terminal, shown, time_left, timed, wait_until_readable
 from launcher.errors import DONE, FAILED, INTERRUPTED, RESUME, LauncherError, UnavailableError
 from launcher.formatting import flat, ranges
+from launcher.monitoring import sweep_status
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, status_of
-from launcher.monitoring.sweep_status import (
-    WAITING,
-    PointStatus,
-    counts,
-    live_pilots,
-    not_begun,
-    over,
-    point_statuses,
-    summary,
-)
+from launcher.monitoring.sweep_status import PointStatus, counts, not_begun, point_statuses, summary
 from launcher.runs.directory import Run
 from launcher.runs.events import Progress, every
 from launcher.runs.lease_and_locks import is_being_submitted
@@ -287,10 +279,10 @@ def _follow_points(sweep: Sweep, points: Collection[int] | None) -> list[PointSt
             before = {each.point.index: each for each in seen}
             if counts(seen) != numbers:
                 numbers, polls, changed, starters = counts(seen), 0, time.monotonic(), 0
-                rate.add(time.monotonic(), over(numbers))
+                rate.add(time.monotonic(), sweep_status.over(numbers))
             # Of a search it is not known how many points there will be.
             left = [] if manifest.search else time_left(rate, len(seen))
-            show.show(sweep.id, over(numbers), len(seen), "  ".join([summary(numbers), *left]))
+            show.show(sweep.id, sweep_status.over(numbers), len(seen), "  ".join([summary(numbers), *left]))
             if all(each.over for each in seen):
                 if not manifest.search or not _chooses(sweep):
                     return seen
@@ -308,7 +300,7 @@ def _follow_points(sweep: Sweep, points: Collection[int] | None) -> list[PointSt
 
 def _chooses(sweep: Sweep) -> bool:
     try:
-        return bool(live_pilots(sweep, JobMonitor(share=True)))
+        return bool(sweep_status.live_pilots(sweep, JobMonitor(share=True)))
     except UnavailableError:
         return True
 
@@ -320,11 +312,11 @@ def _start_waiting(sweep: Sweep, seen: Sequence[PointStatus], starters: int) -> 
             return None
         if sweep.manifest().packing is not None:
             why = f"no pilot runs, and points wait: see why, then\n  {program()} sweep rerun {sweep.id}"
-            return None if live_pilots(sweep, JobMonitor(share=True)) else why
+            return None if sweep_status.live_pilots(sweep, JobMonitor(share=True)) else why
         asked = sweep.local_requests()
     except UnavailableError:  # not known now; the next call may know
         return None
-    waiting = [each.point.index for each in seen if each.state == WAITING]
+    waiting = [each.point.index for each in seen if each.state == sweep_status.WAITING]
     if here := [index for index in waiting if index in asked]:
         if starters >= MAX_STARTERS:
             return f"points {ranges(here)} do not start: see {sweep.path}/points.log"

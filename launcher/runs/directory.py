@@ -191,8 +191,9 @@ class Run(Struct):
     def mark(self, name: str) -> None:
         (self.path / name).touch(mode=0o600)
 
-    def unmark(self, name: str) -> None:
-        (self.path / name).unlink(missing_ok=True)
+    def unmark(self, *names: str) -> None:
+        for name in names:
+            (self.path / name).unlink(missing_ok=True)
 
     def clear_for_resume(self) -> None:
         """Copies the record to record-N.json, and calls `clear_marks`, so that the next attempt can start."""
@@ -205,8 +206,7 @@ class Run(Struct):
 
     def clear_marks(self) -> None:
         """Removes `stop`, `cancelled` and `over`, which would stop the next attempt, and the lease of a dead job."""
-        for name in ("stop", "cancelled", "over", "lease"):
-            (self.path / name).unlink(missing_ok=True)
+        self.unmark("stop", "cancelled", "over", "lease")
 
     def restore_record(self) -> None:
         kept = self.path / f"record-{self._earlier_records() - 1}.json"

@@ -117,9 +117,9 @@ class RunHistory(Struct):
 
 def read_history(run: Run) -> RunHistory:
     attempts = run.attempts()
-    last = attempts[-1] if attempts else None
-    if last is None:
+    if not attempts:
         return history_of(journal_events(run), None, ())
+    last = attempts[-1]
     events = last.latest_events()
     recorded = bool(kinds.every(events, kinds.Ended))
     return history_of(journal_events(run), last.number, events, None if recorded else last.exit_code())

@@ -13,7 +13,7 @@ any result (`afterany`), since a run may continue in another job. Then the job r
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -229,9 +229,8 @@ def update_followers(*paths: Path, release: Release | None = None) -> list[str]:
         return [str(error)]
     for home in dict.fromkeys(homes):
         try:
-            for name in unwrap(list_names(home / FOLLOWERS)) or ():
-                if not name.startswith("."):
-                    followers.setdefault(Path((unwrap(read_text(home / FOLLOWERS / name)) or "").strip()), name)
+            for name, follower in followers_of(home):
+                followers.setdefault(follower, name)
         except RunError as error:
             problems.append(str(error))
     for follower, name in followers.items():
@@ -240,6 +239,13 @@ def update_followers(*paths: Path, release: Release | None = None) -> list[str]:
         except (OSError, RunError, ConfigError, QueryError, SubmissionError) as error:
             problems.append(f"{name}: {error}")
     return problems
+
+
+def followers_of(home: Path) -> Iterator[tuple[str, Path]]:
+    """Yields the id (with _ for /) and the directory of each run or sweep that depends on this run or sweep."""
+    for name in unwrap(list_names(home / FOLLOWERS)) or ():
+        if not name.startswith("."):
+            yield name, Path((unwrap(read_text(home / FOLLOWERS / name)) or "").strip())
 
 
 def _update_follower(follower: Path, release: Release | None) -> None:
@@ -264,8 +270,3 @@ def _update_follower(follower: Path, release: Release | None) -> None:
 def is_kept(plan: JobPlan, job_id: str) -> bool:
     """Returns whether the scheduler has not deleted a job that waited for others; raises QueryError."""
     return registry.queue(plan.cluster.scheduler).keeps(job_id, plan.cluster.submit_timeout)
-
-
-def names_latest(value: Any) -> bool:
-    """Returns whether a value of the key `after` names `latest`, which means another run when a newer one exists."""
-    return any(name == "latest" for _, name in parse(value))

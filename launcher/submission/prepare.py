@@ -186,7 +186,8 @@ def _after(config: Config, run: Run) -> tuple[str, ...]:
     wanted = {"after": config.after, "sweep.after": config.sweep.after if run.path.name.isdecimal() else None}
     if not any(wanted.values()):
         return ()
-    if run.recorded() and (dependencies.conditions_met(run) or any(map(dependencies.names_latest, wanted.values()))):
+    named = (name for value in wanted.values() for _, name in dependencies.parse(value))
+    if run.recorded() and (dependencies.conditions_met(run) or "latest" in named):
         return run.plan().after  # `latest` may be another run now, and a run that it waited for may have been deleted
     runs_dir = Path(config.runs_dir).expanduser().absolute()
     return tuple(each for key, value in wanted.items() for each in dependencies.resolve(value, runs_dir, key))

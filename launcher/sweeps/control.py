@@ -18,26 +18,9 @@ from launcher.environment import secrets as secret
 from launcher.errors import LauncherError, RunError, program
 from launcher.formatting import ranges
 from launcher.job.wait_for_others import submit_released
-from launcher.monitoring.run_status import (
-    DamagedRun,
-    JobMonitor,
-    RunState,
-    RunStatus,
-    cancel_point,
-    cancelled,
-    forget,
-    or_damaged,
-    queries,
-)
-from launcher.monitoring.sweep_status import (
-    STARTED,
-    PointStatus,
-    live_arrays,
-    live_jobs,
-    live_pilots,
-    point_statuses,
-    throttle_each,
-)
+from launcher.monitoring import run_status, sweep_status
+from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunState, RunStatus, or_damaged
+from launcher.monitoring.sweep_status import STARTED, PointStatus, live_arrays, live_jobs, live_pilots, point_statuses
 from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Run
 from launcher.runs.events import CancelFailed
@@ -166,9 +149,9 @@ def _cancel_in_pilots(
     for each in seen:
         if points is not None or claims.log(each.point.index).begun:  # for others, the sweep's mark is enough
             with _collected(unmarked):
-                each.point.run.journal(cancelled(), sync=False)
+                each.point.run.journal(run_status.cancelled(), sync=False)
             with _collected(unmarked):
-                cancel_point(each.point.run)
+                run_status.cancel_point(each.point.run)
     return seen
 
 
@@ -197,7 +180,7 @@ def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool, unmarked: 
     runs = {index: each.point.run for index, each in chosen.items() if each.point.run.recorded()}
     for run in runs.values():  # before their jobs end, because otherwise another attempt would be submitted
         with _collected(unmarked):
-            run.journal(cancelled(), sync=False)
+            run.journal(run_status.cancelled(), sync=False)
         with _collected(unmarked):
             run.mark("cancelled")
     arrays, alone = live_arrays(statuses, sweep.submissions())
@@ -246,14 +229,14 @@ class _Requests:
             for part in parts(len(points), None if whole else io_bounds.CANCELLED_JOBS):
                 members = points[part.start : part.stop]
                 ids = dict.fromkeys(jobs[index] for index in members)
-                self.send(plan, members, partial(queries(plan).cancel, *ids))
+                self.send(plan, members, partial(run_status.queries(plan).cancel, *ids))
                 error = self.failed.get(members[0])
                 if len(ids) > 1 and error is not None and not isinstance(error, AnswerLost):
                     for index in members:
                         self.failed.pop(index)
-                        self.send(plan, [index], partial(queries(plan).cancel, jobs[index]))
+                        self.send(plan, [index], partial(run_status.queries(plan).cancel, jobs[index]))
         finally:
-            forget(plan)
+            run_status.forget(plan)
 
     def send(self, plan: JobPlan, points: Collection[int], request: Callable[[], None]) -> None:
         name = plan.cluster.scheduler
@@ -283,7 +266,7 @@ def throttle(sweep: Sweep, most: int) -> list[tuple[str, int]]:
     with only_submitter(sweep.path):
         sweep.write(dataclasses.replace(sweep.manifest(), parallelism=most))
         live = live_jobs(point_statuses(sweep), sweep.submissions())
-        return throttle_each(live, shares(most, [len(each.points) for each in live]))
+        return sweep_status.throttle_each(live, shares(most, [len(each.points) for each in live]))
 
 
 def points_to_restart(statuses: Sequence[PointStatus], points: Collection[int] | None) -> list[int]:
@@ -303,12 +286,12 @@ def points_to_restart(statuses: Sequence[PointStatus], points: Collection[int] |
     points = None if points is None else set(points)
     fixed = (RunState.DONE.value, RunState.QUEUED.value, *STARTED, RunState.UNKNOWN.value)
     considered = [each for each in statuses if points is None or each.point.index in points]
-    refused = {each.point.index: each.state for each in considered if points is not None and each.state in fixed}
+    refused: dict[str, list[int]] = {}  # by state
+    for each in considered if points is not None else ():
+        if each.state in fixed:
+            refused.setdefault(each.state, []).append(each.point.index)
     if refused:
-        states: Mapping[str, list[int]] = {state: [] for state in refused.values()}
-        for index, state in refused.items():
-            states[state].append(index)
-        shown = ", ".join(f"{ranges(indices)} {state}" for state, indices in states.items())
+        shown = ", ".join(f"{ranges(indices)} {state}" for state, indices in refused.items())
         raise RunError(f"nothing was submitted: only points that are over and not done can be restarted ({shown})")
     kept = (*fixed, *ONLY_NAMED) if points is None else fixed
     return [each.point.index for each in considered if each.state not in kept]

@@ -34,17 +34,8 @@ from launcher.runs import directory, point_claims, sweep_directory
 from launcher.runs.sweep_directory import Packing, SearchRecord, SearchSettings, Sweep, SweepManifest
 from launcher.search.progress import look
 from launcher.search.record_template import template_of
-from launcher.submission import render
-from launcher.submission.prepare import (
-    Inputs,
-    check_capacity,
-    folder_of,
-    held_allocation,
-    planned,
-    secrets_of,
-    site_of,
-    with_pool,
-)
+from launcher.submission import prepare, render
+from launcher.submission.prepare import Inputs, check_capacity, held_allocation, planned, site_of
 from launcher.submission.submit import OF_THE_COMMAND, different_keys, facts_of_here
 
 # Keys and sections of a plan that only ranks read, so that they do not change the job script.
@@ -146,12 +137,12 @@ def id_of(command: Sequence[str], name: str) -> str:
 
 def prepare_sweep(points: Sequence[RequestedPoint], command: Sequence[str]) -> PreparedSweep:
     """Plans and checks all points of a command line, without writing files. Raises ConfigError: it cannot run."""
-    points = [dataclasses.replace(each, config=with_pool(each.config)) for each in points]
+    points = [dataclasses.replace(each, config=prepare.with_pool(each.config)) for each in points]
     first = points[0].config
     require_cluster(command, first.cluster.scheduler)
     refuse_unusable("sweep.", first.sweep)
     _refuse_keys_of_one(points)
-    secrets = secret.in_common(secrets_of(each.config) for each in points)
+    secrets = secret.in_common(prepare.secrets_of(each.config) for each in points)
     names = redaction.all_patterns(first.env.secrets)
     command = secret.redact_overrides(command, names)
     points = [
@@ -166,7 +157,7 @@ def prepare_sweep(points: Sequence[RequestedPoint], command: Sequence[str]) -> P
         secret.require_absent({**each.resolved, "overrides": each.overrides}, hidden)
     name = first.name if all(each.config.name == first.name for each in points) else "sweep"
     sweep_id = id_of(command, check_name("name", name)) if first.sweep.id is None else first.sweep.id
-    path = folder_of(first, check_name("sweep.id", sweep_id))
+    path = prepare.folder_of(first, check_name("sweep.id", sweep_id))
     existing = Sweep(path).manifest() if Sweep(path).recorded() else None
     recorded = list(existing.points) if existing else []
     known = {overrides: index for index, overrides in enumerate(recorded)}

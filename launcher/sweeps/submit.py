@@ -35,25 +35,15 @@ from launcher.runs.events import ManagerEnded, ManagerIdle, Submitted, every
 from launcher.runs.history import journal_events, read_history
 from launcher.runs.lease_and_locks import only_submitter
 from launcher.runs.point_claims import Claims, EntryKind, PointLog, State
-from launcher.runs.sweep_directory import SearchRecord, Sweep, SweepManifest
+from launcher.runs.sweep_directory import SearchRecord, Sweep
 from launcher.schedulers import registry
 from launcher.schedulers.ask_and_submit import SubmissionRefused
 from launcher.schedulers.base import BY_HAND, parts
 from launcher.schedulers.executor import begun
 from launcher.search.progress import chooses_more
 from launcher.submission import dependencies, render
-from launcher.submission.submit import (
-    Interrupted,
-    SubmittedRun,
-    delayed_interrupt,
-    different_keys,
-    facts_of_here,
-    remove,
-    require_commands,
-    require_same,
-    start,
-    tried,
-)
+from launcher.submission import submit as submission
+from launcher.submission.submit import Interrupted, SubmittedRun, facts_of_here, require_commands
 from launcher.sweeps import prepare
 from launcher.sweeps.prepare import PreparedSweep
 
@@ -105,21 +95,17 @@ def submit_sweep(prepared: PreparedSweep, *, by_hand: bool = False) -> Submitted
                 submitted = submit(sweep, prepared, by_hand)
             except SubmissionRefused:  # there is no job of this command
                 if new:
-                    remove(Run(sweep.path))
-                elif prepared.existing is not None:
-                    _restore(sweep, prepared.existing, len(prepared.manifest.points))
+                    submission.remove(Run(sweep.path))
+                elif (existing := prepared.existing) is not None:
+                    for index in range(len(existing.points), len(prepared.manifest.points)):
+                        shutil.rmtree(sweep.run(index).path, ignore_errors=True)
+                    sweep.write(existing)
                     if before is not None:
                         record.create(*before)
                     sweep.mark_cancelled(cancelled)
                 raise
         Run(sweep.path).link(default_runs_dir())
         return submitted
-
-
-def _restore(sweep: Sweep, manifest: SweepManifest, points: int) -> None:
-    for index in range(len(manifest.points), points):
-        shutil.rmtree(sweep.run(index).path, ignore_errors=True)
-    sweep.write(manifest)
 
 
 def _submit_points(sweep: Sweep, prepared: PreparedSweep, by_hand: bool) -> SubmittedSweep:
@@ -153,7 +139,7 @@ def _submit_points(sweep: Sweep, prepared: PreparedSweep, by_hand: bool) -> Subm
 def _is_damaged(run: Run, plan: JobPlan) -> bool:
     # Returns whether a point has lost its record when its submitter's machine crashed; if not, it must have this plan
     try:
-        require_same(run, plan)
+        submission.require_same(run, plan)
     except RunError:
         if not isinstance(read_json(run.path / "record.json"), Wrong):
             raise
@@ -360,20 +346,21 @@ class _ArraySubmitter:
         sweep = self._sweep.id
         then = f"repeat the command with sweep.id={sweep} to submit the rest, or end it with `launcher cancel {sweep}`"
         try:
-            with delayed_interrupt() as interrupted:
+            with submission.delayed_interrupt() as interrupted:
                 yield
         except KeyboardInterrupt:
             raise Interrupted(f"it is not known which points of {self._sweep.id} were submitted: {then}") from None
         if interrupted:
-            count = plural(sum(len(points) for _, points in self._jobs), "point")
-            jobs = ", ".join(job for job, _ in self._jobs)
-            raise Interrupted(f"{count} of {self._sweep.id} submitted, as {jobs}: {then}")
+            count, jobs = self._made()
+            raise Interrupted(f"{plural(count, 'point')} of {self._sweep.id} submitted, as {jobs}: {then}")
+
+    def _made(self) -> tuple[int, str]:
+        return sum(len(points) for _, points in self._jobs), ", ".join(job for job, _ in self._jobs)
 
     def _partial_refusal(self, refused: SubmissionRefused) -> SubmissionError:
         if not self._jobs:
             return refused
-        jobs = ", ".join(job for job, _ in self._jobs)
-        count = sum(len(points) for _, points in self._jobs)
+        count, jobs = self._made()
         return SubmissionError(
             f"{refused}\n{count} other points were submitted before, as {jobs}; repeat the command with "
             f"sweep.id={self._sweep.id} to submit the rest"
@@ -383,8 +370,8 @@ class _ArraySubmitter:
         run, plan = self._sweep.run(index), self._plans[index]
         token = _next_token(run, plan)
         try:
-            submitted = start(
-                run, plan, token, tried(run, token), lambda: self._blocking_jobs(plan, preceding),
+            submitted = submission.start(
+                run, plan, token, submission.tried(run, token), lambda: self._blocking_jobs(plan, preceding),
                 by_hand=self._by_hand,
             )  # fmt: skip
         except SubmissionRefused as refusal:
@@ -484,10 +471,10 @@ def _submit_pilot(
     # Submits a pilot, unless an interrupted submission has left a job of it
     run = sweep.pilot(number)
     token = _next_token(run, plan)
-    resumed, new, changed = tried(run, token), not run.recorded(), False
+    resumed, new, changed = submission.tried(run, token), not run.recorded(), False
     if new:
         Run.create(run.path)
-    elif different_keys(plan, run.plan()):
+    elif submission.different_keys(plan, run.plan()):
         changed = not (resumed and plan.queued and queries(plan).find(token, plan.name))  # the record is that job's
     if changed:
         run.clear_for_resume()
@@ -498,10 +485,10 @@ def _submit_pilot(
     run.link(default_runs_dir(), latest=False)
     with only_submitter(run.path):
         try:
-            submitted = start(run, plan, token, resumed=resumed, by_hand=by_hand)
+            submitted = submission.start(run, plan, token, resumed=resumed, by_hand=by_hand)
         except SubmissionRefused:
             if new:
-                remove(run)
+                submission.remove(run)
             raise
     run.link(default_runs_dir())
     return submitted
@@ -546,8 +533,7 @@ def start_again(sweep: Sweep, points: Sequence[int]) -> None:
 
 def clear_marks_of_point(run: Run) -> None:
     """Removes a point's marks `stop` and `cancelled`; keeps its lease, because the point may be running."""
-    for name in ("stop", "cancelled"):
-        run.unmark(name)
+    run.unmark("stop", "cancelled")
 
 
 def throttle_pilots(sweep: Sweep, most: int) -> tuple[SubmittedPilots, list[str]]:
