@@ -192,12 +192,10 @@ def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
     contents = loading.read_contents(path, manifest)
     entries, rest = loading.entries(contents), contents.values
     if as_json:
-        shown = {**asdict(manifest), "path": str(path), "tensors": entries}
-        print(json_text({**shown, "values": flat(rest)}))
+        print(json_text({**asdict(manifest), "path": str(path), "tensors": entries, "values": flat(rest)}))
         return 0
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time))
-    ranks = plural(manifest.world_size, "rank")
-    print(f"step {manifest.step}, saved {when} by {ranks} in attempt {manifest.attempt}")
+    print(f"step {manifest.step}, saved {when} by {plural(manifest.world_size, 'rank')} in attempt {manifest.attempt}")
     print(f"in {path}")
     size = f"{long_size(manifest.size)} in {plural(len(manifest.files), 'file')}"
     print(f"{size}; launcher {manifest.launcher}, torch {manifest.torch}")

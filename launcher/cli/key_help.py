@@ -143,8 +143,7 @@ def sections(*, others: bool = True) -> list[tuple[str, list[Key]]]:
     for section in all_sections(others=others):
         if section.kind is schema.P2P:
             found.append(("workload.KEY of every workload", common))
-        keys = _keys(section)
-        found.append((section.title, [key for key in keys if section.prefix != "workload." or key not in common]))
+        found.append((section.title, [key for key in _keys(section) if key not in common]))
     return found
 
 

@@ -177,8 +177,7 @@ def ending(seen: RunStatus) -> tuple[str | None, dict[str, str | None]]:
     else:
         evidence = evidence_of(seen)
     found = classify(evidence)
-    codes = {"kind": found.kind.value, **evidence.codes}
-    return None if found.cause is None else clean(found.cause), codes
+    return None if found.cause is None else clean(found.cause), {"kind": found.kind.value, **evidence.codes}
 
 
 def cause_of_point(each: PointStatus) -> str | None:

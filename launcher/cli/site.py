@@ -84,8 +84,7 @@ def _init(arguments: Namespace) -> int:
     if arguments.only_print:
         print(text, end="")
         return 0
-    path = profiles.save(name, text, force=arguments.force)
-    print(f"written  {path}")
+    print(f"written  {profiles.save(name, text, force=arguments.force)}")
     print(f"next     look through it, then cluster={name}")
     return 0
 

@@ -28,14 +28,6 @@ from launcher.remote import clusters, ssh
 from launcher.remote.clusters import RemoteCluster, Unreachable
 from launcher.remote.ssh import SentCode, call, in_terminal, profile_of, rows_of
 
-# Commands about runs, and the attribute of their arguments that names these.
-RUNS = {
-    **dict.fromkeys(("status", "cancel"), "names"),
-    **dict.fromkeys(
-        ("logs", "resume", "attach", "wait", "topology", "why", "post-mortem", "checkpoint", "report", "sweep"), "name"
-    ),
-}
-
 
 def forward(command: str, arguments: Namespace, words: Sequence[str]) -> int | None:
     """Runs a command on the clusters of the runs that it names; None: all are on this machine, or it names none.
@@ -54,7 +46,8 @@ def forward(command: str, arguments: Namespace, words: Sequence[str]) -> int | N
             if not word.startswith("--cluster=") and not (word == "--cluster" and next(skipped))
         ]  # fmt: skip
         return call(cluster, [command, *rest])
-    names = _listed(getattr(arguments, RUNS[command])) if command in RUNS else []
+    given = getattr(arguments, "names", None) or getattr(arguments, "name", None) or []
+    names = [given] if isinstance(given, str) else list(given)
     places = {name: clusters.locate(name) for name in names}
     groups: dict[RemoteCluster | None, list[str]] = {}
     for name in names:
@@ -83,10 +76,6 @@ def forward(command: str, arguments: Namespace, words: Sequence[str]) -> int | N
     if one_list:
         print(json.dumps(rows, indent=1))
     return max(codes)
-
-
-def _listed(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else list(value or ())
 
 
 def _renamed(words: Sequence[str], names: Mapping[str, str], without: Collection[str]) -> list[str]:

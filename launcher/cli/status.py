@@ -74,8 +74,7 @@ def run(arguments: Namespace) -> int:
         for line in view.silent.values():
             print(line, file=sys.stderr)
         results = {str(each.run.path): each.run.result() for each in view.seen} if names else {}
-        values = [{**plain(row), "metrics": results.get(row["directory"])} for row in view.rows]
-        print(json_text(values))
+        print(json_text([{**plain(row), "metrics": results.get(row["directory"])} for row in view.rows]))
         return 0
     if not view.rows:
         print(f"no runs in {folder} that match" if rows.filtered and folder.is_dir() else _none_in(folder))

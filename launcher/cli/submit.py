@@ -269,8 +269,7 @@ def show(prepared: Prepared) -> int:
     print(render.script(prepared.plan, token=prepared.token), end="")
     for number in range(1, len(prepared.plan.race)):
         print(f"\n# job {number + 1} of cluster.race")
-        script = render.script(member_plan(prepared.plan, number), token=race_token(prepared.token, number))
-        print(script, end="")
+        print(render.script(member_plan(prepared.plan, number), token=race_token(prepared.token, number)), end="")
     return 0
 
 

@@ -15,16 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli import output
-from launcher.cli.output import (
-    cause_of_point,
-    confirm,
-    fitting,
-    json_text,
-    metric_text,
-    no_pilot,
-    print_columns,
-    program,
-)
+from launcher.cli.output import cause_of_point, json_text, print_columns, program
 from launcher.errors import ConfigError, near
 from launcher.files.folder_checks import require_own
 from launcher.files.retried_reads import Wrong
@@ -155,7 +146,7 @@ def show_status(sweep: Sweep, *, everything: bool = False, as_json: bool = False
     if len(shown) < len(listed):
         print(f"... and {len(listed) - len(shown)} more; --all shows all points")
     if search and all(each.over for each in seen) and chooses_more(sweep) and not live_pilots(sweep, monitor):
-        print(f"\n{no_pilot(sweep)}")
+        print(f"\n{output.no_pilot(sweep)}")
     again = [each for each in with_line if each.over]
     cancelled = [each.point.index for each in again if each.state == RunState.CANCELLED.value]
     if again:
@@ -309,10 +300,10 @@ def _print_table(
         best = " best" if place == 0 and sorted_by in found else ""
         cells = [cut(own.get(key, "-"), output.LONGEST_CELL) for key in keys]
         rows.append(
-            [f"{each.point.index}{best}", *cells, *(metric_text(found.get(name)) for name in (*first, *varied))]
+            [f"{each.point.index}{best}", *cells, *(output.metric_text(found.get(name)) for name in (*first, *varied))]
         )
     behind_keys = 1 + len(keys)
-    fit = fitting(rows, [*range(1, behind_keys), *range(behind_keys + len(first), len(heads))])
+    fit = output.fitting(rows, [*range(1, behind_keys), *range(behind_keys + len(first), len(heads))])
     print_columns([[row[column] for column in fit] for row in rows])
     shown = {heads[column] for column in fit}
     if left := [name for name in (*keys, *values) if name not in shown]:
@@ -346,7 +337,7 @@ def _print_best(
     elif metric not in metrics[best.index]:
         print(f"no point has the objective {metric!r} in its result: report it with launcher.report in the code")
     else:
-        print(f"best  point {best.index}, {metric} {metric_text(metrics[best.index][metric])}: "
+        print(f"best  point {best.index}, {metric} {output.metric_text(metrics[best.index][metric])}: "
               f"{label(best.overrides, keys)}".rstrip(": "))  # fmt: skip
         print(f"run   {build.command(program(), best.overrides)}")
 
@@ -401,7 +392,7 @@ def _rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool) -> int:
     def ask(chosen: Mapping[int, JobPlan]) -> None:
         if plans := [plan for plan in chosen.values() if plan.queued]:
             above = sweep.run(next(iter(chosen))).record().get("config", {}).get("confirm_above")
-            confirm(plans, above, yes=yes)
+            output.confirm(plans, above, yes=yes)
 
     submitted = control.rerun(sweep, points, ask, secrets_again)
     if submitted is None:

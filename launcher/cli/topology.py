@@ -94,8 +94,7 @@ def _of_group(group: Sequence[Bound], devices: Mapping[str, Sequence[str]] | Non
     for place, rank in enumerate(first.ranks):
         name = f"local {place}" if shared else str(rank.rank)
         rows.append((name, str(rank.cores or "-"), rank.cpus, rank.numa or "-", _gpu(rank), rank.nic or "-"))
-    of_rows = table(rows, wraps=2, wrap=lambda text, room: _wrapped(text.split(","), room), indent=2)
-    lines += ["", *of_rows]
+    lines += ["", *table(rows, wraps=2, wrap=lambda text, room: _wrapped(text.split(","), room), indent=2)]
     if shared:
         firsts = [each.ranks[0].rank for each in group]
         more = f" and {len(firsts) - _HOSTS} more" if firsts[_HOSTS:] else ""

@@ -20,18 +20,8 @@ from itertools import count, takewhile
 from typing import Any
 
 from launcher.errors import DONE
-from launcher.monitoring.run_status import (
-    DAMAGE,
-    DamagedRun,
-    JobMonitor,
-    RunState,
-    RunStatus,
-    all_statuses,
-    each_status,
-    or_damaged,
-    queries,
-    status_of,
-)
+from launcher.monitoring import run_status
+from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunState, RunStatus, or_damaged
 from launcher.plan.plan import JobPlan
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
@@ -95,7 +85,8 @@ def point_statuses(
         or_damaged(each.run, partial(_without_query, sweep, each.run, requested.get(each.index), cancelled, live))
         for each in wanted
     ]
-    looked = iter(each_status([each.run for each, state in zip(wanted, states, strict=True) if state is None], live))
+    others = [each.run for each, state in zip(wanted, states, strict=True) if state is None]
+    looked = iter(run_status.each_status(others, live))
     return [_status(point, state or next(looked)) for point, state in zip(wanted, states, strict=True)]
 
 
@@ -118,8 +109,8 @@ def _packed(point: Point, claims: SweepClaims, cancelled: bool, live: JobMonitor
 
 def _of_record(run: Run, live: JobMonitor) -> RunStatus | None:
     try:
-        return status_of(run, live) if run.attempts() else None
-    except DAMAGE:
+        return run_status.status_of(run, live) if run.attempts() else None
+    except run_status.DAMAGE:
         return None
 
 
@@ -173,14 +164,14 @@ def throttle_each(live: Sequence[LiveArray], shares: Sequence[int | None]) -> li
     """Sets how many elements of each array may run at once; returns those arrays for which it matters; QueryError."""
     changed = [(array, share) for array, share in zip(live, shares, strict=True) if array.pending and share]
     for array, share in changed:
-        queries(array.plan).throttle(array.job, share)
+        run_status.queries(array.plan).throttle(array.job, share)
     return [(array.job, share) for array, share in changed]
 
 
 def live_pilots(sweep: Sweep, live: JobMonitor) -> list[RunStatus]:
     """Returns the pilots of a packed sweep that are not over, by number; raises RunError."""
     pilots = takewhile(Run.recorded, map(sweep.pilot, count()))
-    return [seen for seen in all_statuses(pilots, live) if not seen.state.over]
+    return [seen for seen in run_status.all_statuses(pilots, live) if not seen.state.over]
 
 
 def not_begun(run: Run) -> str | None:

@@ -93,8 +93,7 @@ class PlanFacts(Struct):
 
 def resolved(part: type[S], config: Any, prefix: str = "", /, **own: Any) -> S:
     """Makes a section of a plan from the config's keys, or `own`; raises ConfigError; prefix: of keys (`launch.`)."""
-    found = {name: resolved_value(config, name, prefix) for name in part.FIELDS if name not in own}
-    return part(**found, **own)
+    return part(**{name: resolved_value(config, name, prefix) for name in part.FIELDS if name not in own}, **own)
 
 
 def resolved_value(config: Any, name: str, prefix: str = "") -> Any:

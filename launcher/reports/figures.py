@@ -16,16 +16,8 @@ from typing import Any
 
 from launcher.formatting import clean, exact_time, long_size, si, si_unit, three_digits
 from launcher.formatting import number as number_text
-from launcher.reports.collect import (
-    MEASURES,
-    Curve,
-    FabricResults,
-    SizeCurve,
-    Timeline,
-    block_of,
-    size_curves,
-    thin,
-)
+from launcher.reports import collect
+from launcher.reports.collect import Curve, FabricResults, SizeCurve, Timeline
 
 SERIES = 8  # number of colours in page.css
 DASHES = ("solid", "dot", "dash", "dashdot")
@@ -194,7 +186,7 @@ def _training_figure(title: str, names: Sequence[str], runs: Named) -> Figure:
     ]
     values: list[float] = []
     for place, run, whole in shown:
-        curve = thin(whole, max(100, POINTS // len(shown)))
+        curve = collect.thin(whole, max(100, POINTS // len(shown)))
         number = names.index(curve.name)
         label = " ".join([run] * (len(runs) > 1) + [curve.name] * (len(names) > 1 or len(runs) == 1))
         shade, dash = (place, number) if len(runs) > 1 else (number, 0)
@@ -249,10 +241,10 @@ def fabric_figures(fabric: FabricResults) -> list[Figure]:
 
 def _curves(fabric: FabricResults, measure: str) -> list[tuple[str, Figure]]:
     # The list is empty if nothing was measured at two sizes
-    lines, roofs = size_curves(fabric.rows, measure), fabric.roofs()
+    lines, roofs = collect.size_curves(fabric.rows, measure), fabric.roofs()
     if not any(len(line.sizes) > 1 for line in lines):
         return []
-    title, unit = MEASURES[measure]
+    title, unit = collect.MEASURES[measure]
     operations = list(dict.fromkeys(line.op for line in lines))
     if len(operations) == 1 or len(lines) <= MOST_LINES:
         return [("", _curve_figure(title, unit, lines, roofs))]
@@ -328,14 +320,14 @@ def matrix_figures(fabric: FabricResults) -> list[Figure]:
     if matrix is None:
         return []
     hosts = [str(host) for host in matrix["hosts"]]
-    block = block_of(matrix)
+    block = collect.block_of(matrix)
     names = [hosts[place] if block == 1 else f"{hosts[place]} …" for place in range(0, len(hosts), block)]
     measures = [name for name in ("bandwidth", "latency") if {cell for row in matrix[name] for cell in row} - {None}]
     return [_heat_map(matrix, names, block, measure) for measure in measures]
 
 
 def _heat_map(matrix: Any, names: list[str], block: int, measure: str) -> Figure:
-    title, unit = MEASURES[measure]
+    title, unit = collect.MEASURES[measure]
     fast = measure == "bandwidth"
     values = matrix[measure]
     known = [cell for row in values for cell in row if cell is not None]

@@ -23,21 +23,8 @@ from launcher.formatting import clean, flat, long_size, plural, si
 from launcher.monitoring.sweep_status import LIVE
 from launcher.plan import build, limits
 from launcher.redaction import HIDDEN, is_secret, public
-from launcher.reports.collect import (
-    MEASURES,
-    MOST_CURVES,
-    Entry,
-    Row,
-    RunData,
-    SweepPoint,
-    by_objective,
-    finite,
-    measured,
-    operation,
-    positive,
-    seconds_of,
-    size_word,
-)
+from launcher.reports import collect
+from launcher.reports.collect import MEASURES, MOST_CURVES, RunData, SweepPoint, measured
 from launcher.reports.figures import (
     Figure,
     Named,
@@ -201,7 +188,7 @@ def timeline_section(run: RunData) -> Section | None:
     return Section("Timeline", figures=[timeline_figure(history)], tables=tables)
 
 
-def _attempt_row(run: RunData, number: int, events: Sequence[Entry]) -> tuple[str, ...]:
+def _attempt_row(run: RunData, number: int, events: Sequence[collect.Entry]) -> tuple[str, ...]:
     spans = [span for span in run.timeline.spans if span.attempt == number]
     waited = sum(span.end - span.begin for span in spans if span.what == "queued")
     ran = sum(span.end - span.begin for span in spans if span.what != "queued")
@@ -258,7 +245,7 @@ def ranks_section(run: RunData) -> Section | None:
 def result_section(run: RunData) -> Section | None:
     if not run.result:
         return None
-    found = ((key, value, finite(value)) for key, value in run.result.items())
+    found = ((key, value, collect.finite(value)) for key, value in run.result.items())
     rows = [(key, value_text(value if number is None else number)) for key, value, number in found]
     return Section("Result", tables=[Table(("metric", "value"), rows, frozenset({0, 1}))], folded=len(rows) > 25)
 
@@ -356,17 +343,17 @@ def conditions(known: Mapping[str, Any]) -> str:
     return f"{text}; {known.get('iterations', '?')} iterations after {known.get('warmup', '?')} of warm-up."
 
 
-def rows_table(rows: Sequence[Row], roofs: Mapping[str, float]) -> Table:
+def rows_table(rows: Sequence[collect.Row], roofs: Mapping[str, float]) -> Table:
     """Returns the table of all measurements without empty columns; roofs: upper limits in bytes/s, by name."""
     roof = roofs.get("socket") or roofs.get("memory")
 
-    def cells(row: Row) -> dict[str, str]:
+    def cells(row: collect.Row) -> dict[str, str]:
         words = {head: str(row.get(key) or "") for head, key in WORDS.items()}
-        words |= {part: _measure(seconds_of(row, part), "s") for part in ("median", "min", "p99")}
+        words |= {part: _measure(collect.seconds_of(row, part), "s") for part in ("median", "min", "p99")}
         words |= {each: _measure(measured(row, each), MEASURES[each][1]) for each in MEASURES if each != "time"}
         speed = measured(row, "busbw") or measured(row, "bandwidth")
         return words | {
-            "operation": operation(row), "size": size_word(row),
+            "operation": collect.operation(row), "size": collect.size_word(row),
             "wrong": "" if row.get("wrong") is None else str(row["wrong"]),
             "place": words["place"] + (" async" if row.get("async") else ""),
             "of roof": f"{100 * speed / roof:.0f} %" if speed and roof else "",
@@ -390,7 +377,7 @@ def slow_table(matrix: Mapping[str, Any]) -> Table:
         )
         for each in (matrix.get("slow") or ())[:MOST_ROWS]
     ]  # fmt: skip
-    count = int(positive(matrix.get("slow_pairs")) or len(rows))
+    count = int(collect.positive(matrix.get("slow_pairs")) or len(rows))
     summary = f"the {len(rows):,} slowest of {count:,} slow pairs" if count > len(rows) else ""
     return Table(
         ("slow pair", "bandwidth", "latency", "of normal", "against"), rows, frozenset({0, 4}),
@@ -421,7 +408,7 @@ def sweep_page(
     """
     goal = objective[0] if objective else None
     keys = differing([point.overrides for point in points])
-    ranked = by_objective(points, goal, best_is)
+    ranked = collect.by_objective(points, goal, best_is)
     states = [point.state for point in points]
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     facts = [("points", str(len(points))), ("keys", ", ".join(map(_short, keys)) or "-")]
@@ -456,7 +443,7 @@ def _points_section(
 ) -> Section:
     results = [point.result for point in ranked if point.result is not None]
     others = [key for key in dict.fromkeys(str(key) for each in results for key in each) if key not in objective]
-    values_of_key = {key: {finite(each.get(key)) for each in results} - {None} for key in others}
+    values_of_key = {key: {collect.finite(each.get(key)) for each in results} - {None} for key in others}
     numbers = [key for key, values in values_of_key.items() if len(values) > 1 or (values and len(results) == 1)]
     numbers = numbers[:MOST_METRICS]
     metrics = [*objective, *numbers]

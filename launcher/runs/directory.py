@@ -209,8 +209,7 @@ class Run(Struct):
         self.unmark("stop", "cancelled", "over", "lease")
 
     def restore_record(self) -> None:
-        kept = self.path / f"record-{self._earlier_records() - 1}.json"
-        kept.replace(self.path / "record.json")
+        (self.path / f"record-{self._earlier_records() - 1}.json").replace(self.path / "record.json")
 
     def write_script(self, text: str, member: int = 0) -> Path:
         """Writes the job script. member: number of the job in a race."""

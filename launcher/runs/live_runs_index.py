@@ -66,24 +66,20 @@ def add_to(runs_dir: Path, name: str) -> None:
                 return
 
 
-def remove(runs_dir: Path, name: str, *, done: bool = False) -> bool:
-    """Removes a run or sweep that is over, and returns whether it did; unless `done`, not if younger than SETTLED."""
+def remove(runs_dir: Path, name: str, *, done: bool = False) -> None:
+    """Removes a run or sweep that is over; unless `done`, not if younger than SETTLED. Errors are ignored."""
     file = runs_dir / FOLDER / name
     aside = file.with_name(f".{name}.{os.getpid()}")
     if not folder_checks.is_own(file.parent):
-        return False
-    try:
+        return
+    with contextlib.suppress(OSError):
         _counts(runs_dir, name).unlink(missing_ok=True)
         if not done and time.time() - file.stat().st_mtime < SETTLED:
-            return False
+            return
         file.rename(aside)  # so that the time that is checked is that of the file that is removed
-        young = not done and time.time() - aside.stat().st_mtime < SETTLED
-        if young:
+        if not done and time.time() - aside.stat().st_mtime < SETTLED:
             file.touch(mode=0o600)
         aside.unlink()
-    except OSError:
-        return False
-    return not young
 
 
 def discard(path: Path) -> None:

@@ -273,8 +273,7 @@ class Stream:
         for path in self._run.outputs():
             with contextlib.suppress(FileNotFoundError):  # the scheduler is moving it
                 files.append((path, path.stat().st_mtime))
-        found = parts_of(starts, files)
-        return [part for part in found if self._attempt is None or part.attempt == self._attempt]
+        return [part for part in parts_of(starts, files) if self._attempt in (None, part.attempt)]
 
     def _start(self, attempt: Attempt) -> Started | None:
         if attempt.number not in self._starts and (start := start_of(attempt)):

@@ -404,8 +404,7 @@ class Claims:
 
 
 def _entry(match: re.Match[str]) -> LogEntry:
-    manager = None if match[1] == "user" else Manager.of(match[1])
-    return LogEntry(EntryKind(match[2]), manager)
+    return LogEntry(EntryKind(match[2]), None if match[1] == "user" else Manager.of(match[1]))
 
 
 # -- What commands see of a packed sweep

@@ -35,34 +35,13 @@ from launcher.files import safe_io
 from launcher.files.retried_reads import retry_read, unwrap
 from launcher.files.safe_io import naming, open_regular, open_to_append, write_all
 from launcher.formatting import flat, long_size
+from launcher.runs import sweep_directory
 from launcher.runs.directory import Run, token_of
 from launcher.runs.events import Pruned
 from launcher.runs.lease_and_locks import hold
-from launcher.runs.sweep_directory import (
-    CAUSE,
-    MIN_STEPS,
-    OVERRIDES,
-    PRUNED_AT,
-    RUNG,
-    SECONDS,
-    STEPS,
-    STOPPED,
-    SearchRecord,
-    SearchSettings,
-    Sweep,
-    TrialRecord,
-    TrialState,
-    journal_entries,
-)
-from launcher.search.progress import (
-    PointReports,
-    budget_spent,
-    min_steps_of,
-    missing_reports,
-    permutation,
-    seconds_of,
-    value_of,
-)
+from launcher.runs.sweep_directory import OVERRIDES, SearchRecord, SearchSettings, Sweep, TrialRecord, TrialState
+from launcher.search import progress
+from launcher.search.progress import PointReports, seconds_of, value_of
 from launcher.search.record_template import record_of
 
 
@@ -87,7 +66,7 @@ class JournalBackend(BaseJournalBackend):
                 raise self._lock_lost()
             self._up_to_date = self._open
             self._offset += data.rfind(b"\n") + 1
-            for entry in journal_entries(data, self._path):
+            for entry in sweep_directory.journal_entries(data, self._path):
                 self._number += 1
                 yield entry
         for entry in self._pending[self._shown :]:
@@ -207,7 +186,7 @@ class Search:
         with self._operation() as study:
             self.refresh()
             trials = study.get_trials(deepcopy=False)
-            if STOPPED in study.user_attrs or not self._affordable(trials):
+            if sweep_directory.STOPPED in study.user_attrs or not self._affordable(trials):
                 return None
             params = self._choose(study, trials)
             if params is None:
@@ -244,7 +223,7 @@ class Search:
             trial = self._trial(study, number)
             if trial is None or trial.state.is_finished():  # the latter: the user has started the point again
                 return False
-            if PRUNED_AT in trial.user_attrs:
+            if sweep_directory.PRUNED_AT in trial.user_attrs:
                 return True
             minimum = self._min_steps(study, total)
             if minimum is None:
@@ -257,7 +236,7 @@ class Search:
                 trial = study.get_trials(deepcopy=False)[number]
                 pruned = pruner.prune(study, trial)
                 if pruned:
-                    storage.set_trial_user_attr(trial._trial_id, PRUNED_AT, step)
+                    storage.set_trial_user_attr(trial._trial_id, sweep_directory.PRUNED_AT, step)
             self._next_rung[number] = self._rung_of(study.get_trials(deepcopy=False)[number], minimum)
             return pruned
 
@@ -275,7 +254,8 @@ class Search:
                 return
             if state is TrialState.COMPLETE and (value is None or math.isnan(value)):
                 state, cause = TrialState.FAIL, cause or f"{self.settings.objective} is not a number"
-            for key, each in ((SECONDS, seconds), (STEPS, steps), (CAUSE, cause)):
+            known = {sweep_directory.SECONDS: seconds, sweep_directory.STEPS: steps, sweep_directory.CAUSE: cause}
+            for key, each in known.items():
                 if each is not None:
                     study._storage.set_trial_user_attr(trial._trial_id, key, each)
             study.tell(number, value if state is TrialState.COMPLETE else None, optuna.trial.TrialState(state.value))
@@ -291,8 +271,8 @@ class Search:
     def stop(self, why: str) -> None:
         """Ends the search, so that `ask` chooses no more points; why: for the user, with what can be done about it."""
         with self._operation() as study:
-            if STOPPED not in study.user_attrs:
-                study.set_user_attr(STOPPED, why)
+            if sweep_directory.STOPPED not in study.user_attrs:
+                study.set_user_attr(sweep_directory.STOPPED, why)
 
     # -- within an operation
 
@@ -302,10 +282,10 @@ class Search:
             return False
         if settings.gpu_hours is None:
             return True
-        return budget_spent(map(self._seconds, trials), settings.devices) < settings.gpu_hours
+        return progress.budget_spent(map(self._seconds, trials), settings.devices) < settings.gpu_hours
 
     def _seconds(self, trial: FrozenTrial) -> float:
-        known = trial.user_attrs.get(SECONDS)
+        known = trial.user_attrs.get(sweep_directory.SECONDS)
         if known is None and not trial.state.is_finished():
             known = self._seconds_of(trial.number)
         return known or 0.0
@@ -323,7 +303,7 @@ class Search:
         elif self._size is None or any(each.log for each in settings.space.values()):
             sampler = RandomSampler(seed)
         else:
-            return self._combination(permutation(self._size, number, settings.seed))
+            return self._combination(progress.permutation(self._size, number, settings.seed))
         params = self._sampled(study, sampler, number)
         if self._size is not None:
             self._taken.update(self._index(each.params) for each in trials[self._indexed :])
@@ -355,15 +335,15 @@ class Search:
 
     def _min_steps(self, study: optuna.Study, total: int) -> int | None:
         # The first result is recorded in the study
-        found = study.user_attrs.get(MIN_STEPS)
+        found = study.user_attrs.get(sweep_directory.MIN_STEPS)
         if found is None:
-            found = self.settings.min_steps or min_steps_of(total, self.settings.reduction_factor, RUNGS)
+            found = self.settings.min_steps or progress.min_steps_of(total, self.settings.reduction_factor, RUNGS)
             if found is not None:
-                study.set_user_attr(MIN_STEPS, found)
+                study.set_user_attr(sweep_directory.MIN_STEPS, found)
         return found
 
     def _rung_of(self, trial: FrozenTrial, minimum: int) -> float:
-        reached = sum(key.startswith(RUNG) for key in trial.system_attrs)
+        reached = sum(key.startswith(sweep_directory.RUNG) for key in trial.system_attrs)
         return minimum * float(self.settings.reduction_factor**reached)
 
     def _trial(self, study: optuna.Study, number: int) -> FrozenTrial | None:
@@ -454,7 +434,7 @@ class SearchPoints:
         if outcome is TrialState.COMPLETE and value is None:
             metrics = flat(run.result() or {})
             if reports.objective not in metrics:  # else it has failed alone: null for what is not feasible, say
-                cause = missing_reports(reports.objective, metrics)
+                cause = progress.missing_reports(reports.objective, metrics)
                 if not any(each.state is optuna.trial.TrialState.COMPLETE for each in self._search.trials()):
                     self._search.stop(cause)
         reports.new()

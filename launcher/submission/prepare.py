@@ -25,7 +25,7 @@ from launcher.runs.directory import Run, token_of
 from launcher.runs.lease_and_locks import other_user
 from launcher.runs.lookup import find
 from launcher.schedulers import registry
-from launcher.schedulers.base import Allocation, QueryError, Queue, Scheduler
+from launcher.schedulers.base import Allocation, QueryError, Queue
 from launcher.schedulers.registry import job_environment, require_room
 from launcher.submission import dependencies, render
 
@@ -279,12 +279,7 @@ def held_allocation(config: Config, environ: Mapping[str, str]) -> Allocation | 
 
 
 def make_plan(config: Config, site: PlanFacts) -> JobPlan:
-    scheduler = registry.scheduler(config.cluster.scheduler)
-    _check_resume(scheduler, config.resume.how)
-    return build(config, site, scheduler)
-
-
-def _check_resume(scheduler: Scheduler, how: ResumeHow) -> None:
+    scheduler, how = registry.scheduler(config.cluster.scheduler), config.resume.how
     if how is ResumeHow.requeue and not scheduler.requeues:
         able = [each.name for each in registry.schedulers() if each.requeues]
         why = scheduler.no_requeue if isinstance(scheduler, Queue) else ""
@@ -294,3 +289,4 @@ def _check_resume(scheduler: Scheduler, how: ResumeHow) -> None:
         )
     if how in (ResumeHow.chain, ResumeHow.resubmit) and not scheduler.queued:
         raise ConfigError(f"resume.how={how.value} needs a scheduler that takes jobs, not {scheduler.name}: use auto")
+    return build(config, site, scheduler)

@@ -392,8 +392,7 @@ def prepare_search(points: Sequence[RequestedPoint], space: Space, command: Sequ
 
 def _settings(config: Config, plan: JobPlan, space: Space, fixed: tuple[str, ...]) -> SearchSettings:
     sweep = config.sweep
-    assert sweep.search is not None
-    assert sweep.goal is not None
+    assert sweep.search is not None and sweep.goal is not None
     return SearchSettings(
         method=sweep.search, objective=sweep.objective, goal=sweep.goal, space=space, fixed=fixed,
         points=sweep.budget.points, gpu_hours=sweep.budget.gpu_hours, seed=sweep.seed,
@@ -439,8 +438,7 @@ def _template(prepared: PreparedSweep, space: Space) -> dict[str, Any]:
         plan, _ = planned(point.config, site, inputs)
         if not facts:
             facts.update(facts_of_here(plan.submitted_in))
-        values = directory.record_of(plan, point.resolved, facts)
-        found: dict[str, Any] = json.loads(json.dumps(values))
+        found: dict[str, Any] = json.loads(json.dumps(directory.record_of(plan, point.resolved, facts)))
         return found
 
     first, moved = record(points[0], 0), record(points[0], 1)

@@ -191,8 +191,7 @@ def resubmit(
             return submit_pilots(sweep, points)
         for index in points:
             sweep.run(index).clear_marks()
-        submitter = _ArraySubmitter(sweep, groups, plans, restart=True)
-        return submitter.submit(set(points))
+        return _ArraySubmitter(sweep, groups, plans, restart=True).submit(set(points))
 
 
 def _make_points(sweep: Sweep, prepared: PreparedSweep, points: Iterable[int]) -> None:
