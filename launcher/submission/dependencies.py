@@ -164,8 +164,8 @@ def check_dependencies(plan: JobPlan) -> tuple[str, ...]:
         if str(dependency.path) in (plan.run_dir, str(Path(plan.run_dir).parent)):
             raise ConfigError(f"{setting}: a run cannot wait for itself")
         if dependency.decision is StartDecision.NEVER:
-            retry = f"`resume {dependency.id}` first, or use after=any:{dependency.id}"
-            do = "leave it out" if dependency.done else retry
+            retry = "" if dependency.done else f"`resume {dependency.id}` first, or "
+            do = f"{retry}use after=any:{dependency.id}"
             raise ConfigError(f"{setting}: it is {dependency.state}, so this would never start: {do}")
         if dependency.decision is StartDecision.START:
             continue

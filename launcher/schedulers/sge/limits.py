@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.config.scheduler_table import own_settings
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError, near
-from launcher.formatting import format_hours
+from launcher.formatting import format_hours, plural
 from launcher.plan.plan import JobPlan, settings_of
 from launcher.schedulers import site
 from launcher.schedulers.base import QueryError
@@ -77,7 +77,7 @@ def check_environment(plan: JobPlan, own: ParallelEnvironment | None, others: Se
     instead = f"use cluster.parallel_environment={usable[0]}" if usable else ask_for(each)
     if own is None:
         known = [pe.name for pe in others]
-        there = f"{near(name, known)} Known: {', '.join(known) or 'none'}"
+        there = f"{near(name, usable)} Known: {', '.join(known) or 'none'}"
         raise ConfigError(f"{key}: there is no such parallel environment.{there}; {instead}")
     if own.per_host is not None and own.per_host != each:
         gives = f"it gives each node {own.per_host} slots (allocation_rule), and the run asks for {each}"
@@ -147,9 +147,13 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
             found: list[ParallelEnvironment | None] = [*environments_named(name, known)]
             for each in found or [None]:
                 check_environment(plan, each, known)
-    check_queue(plan, sge.queues())
+    mine, instances = {each.name for each in check_queue(plan, sge.queues())}, sge.instances()
     check_resources(plan, sge.complexes())
-    return notes_on_folder(Path(plan.run_dir).parent, sorted({each.host for each in sge.instances()}))
+    hosts = {each.host for each in instances}
+    if name and 0 < (most := len({each.host for each in instances if each.queue in mine})) < plan.nodes:
+        key, where = plan.nodes_key, "its queues have" if len(mine) > 1 else f"queue {min(mine)} has"
+        raise ConfigError(f"{key}={plan.nodes}: {where} {plural(most, 'host')}: use {key}={most} or less")
+    return notes_on_folder(Path(plan.run_dir).parent, sorted(hosts))
 
 
 # -- The checks of `doctor` for Grid Engine, and for a profile against its queues, parallel environments and resources

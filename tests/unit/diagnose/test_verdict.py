@@ -739,6 +739,8 @@ def test_other_advice_has_commands_that_can_be_copied() -> None:
     assert "could not be opened" not in steps(
         EndKind.NEVER_STARTED, signal=53, plan=plan_of(cluster={"scheduler": "pbs"})
     )
+    unmet = steps(EndKind.NEVER_STARTED, fault=fault(FaultCode.CONDITION_FAILED))
+    assert unmet.endswith("|python -m launcher resume run-1 after=null")
     assert "signal 9" in steps(EndKind.EXITED, fault=exited(137))
 
 

@@ -121,7 +121,8 @@ def test_what_can_never_start_is_refused_before_it_is_submitted(monkeypatch: pyt
     assert refused(plan, other("ok", "failed"), monkeypatch=monkeypatch) == (
         "after=ok:prep: it is failed, so this would never start: `resume prep` first, or use after=any:prep"
     )
-    assert "leave it out" in refused(plan, other("failed", "done"), monkeypatch=monkeypatch)
+    done = refused(plan, other("failed", "done"), monkeypatch=monkeypatch)
+    assert done == "after=failed:prep: it is done, so this would never start: use after=any:prep"
     assert "running on pbs, and a job of slurm cannot wait for that" in refused(
         plan, other("ok", "running", "1", scheduler="pbs"), monkeypatch=monkeypatch
     )

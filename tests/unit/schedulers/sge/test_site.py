@@ -166,14 +166,18 @@ def test_a_parallel_environment_gives_each_node_its_slots(
 
 @pytest.mark.parametrize(
     ("pattern", "told"),
-    [("no*", None), ("*", "its allocation_rule is"), ("x*", "there is no such parallel environment")],
-)
+    [
+        ("no*", None), ("*", "its allocation_rule is"), ("x*", "there is no such parallel environment"),
+        ("smq", "parallel environment. Known: nodes, smp; use cluster.parallel_environment=nodes"),  # not smp: one node
+    ],
+)  # fmt: skip
 def test_a_pattern_stands_for_parallel_environments_that_all_fit(
     monkeypatch: pytest.MonkeyPatch, pattern: str, told: str | None
 ) -> None:
     answers = {"environments": [NODES, SMP], "queues": [ClusterQueue("q", None, ("nodes",))], "instances": []}
     for name, answer in {**answers, "complexes": parse_complexes(recorded("qconf-sc.txt"))}.items():
         monkeypatch.setattr(client.SGE, name, lambda _, answer=answer: answer)
+    monkeypatch.setattr(client.SGE, "environment", lambda *_: None)
     plan = sge_plan(nodes=2, min_nodes=2, cluster={"parallel_environment": pattern})
     if told is None:
         limits.compare(plan, {})
@@ -181,6 +185,17 @@ def test_a_pattern_stands_for_parallel_environments_that_all_fit(
     with pytest.raises(ConfigError) as caught:
         limits.compare(plan, {})
     assert told in str(caught.value)
+
+
+def test_more_nodes_than_the_queues_have_hosts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = [QueueInstance(queue, host, 0, 4) for queue, host in (("q", "a"), ("q", "b"), ("other", "c"))]
+    answers = {"queues": [ClusterQueue("q", None, ("nodes",)), ClusterQueue("other", None, ())], "instances": hosts}
+    for name, answer in {**answers, "complexes": parse_complexes(recorded("qconf-sc.txt"))}.items():
+        monkeypatch.setattr(client.SGE, name, lambda _, answer=answer: answer)
+    monkeypatch.setattr(client.SGE, "environment", lambda *_: NODES)
+    limits.compare(sge_plan(nodes=2, cluster={"parallel_environment": "nodes"}), {})
+    with pytest.raises(ConfigError, match="nodes=3: queue q has 2 hosts: use nodes=2 or less"):
+        limits.compare(sge_plan(nodes=3, cluster={"parallel_environment": "nodes"}), {})
 
 
 def test_without_a_usable_one_it_says_what_to_ask_the_administrator_for() -> None:
