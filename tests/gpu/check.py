@@ -95,6 +95,7 @@ class Machine:
         output = done.stdout + done.stderr
         if done.returncode != code:
             raise Failed(f"exit code {done.returncode}, not {code}: {last_line(output)}\n{output}")
+        require("in an interpreter of its own" not in output, f"the agent could not fork its ranks\n{output}")
         return dict(self.launcher.last().result() or {}), output
 
     def restarts(self) -> list[dict[str, Any]]:
@@ -208,6 +209,52 @@ def all_collectives(machine: Machine) -> str:
     return f"{len(sizes)} operations, the largest {largest / 2**30:.1f} GiB"
 
 
+def types_and_groups(machine: Machine) -> str:
+    """The operations on other types, started asynchronously, and in groups that NCCL splits off."""
+    keys = ("workload=collective", "workload.op=all", "workload.sizes=[4K,4M]", "workload.async_op=true")
+    types = {"float16": "sum", "bfloat16": "avg", "float64": "max", "int8": "sum", "int32": "avg"}
+    for dtype, redop in types.items():
+        words = (f"workload.dtype={dtype}", f"workload.redop={redop}", "workload.groups=[world,node]")
+        _, output = machine.run(*keys, *words, *machine.asks)
+        require("nccl, cuda:" in output, f"{dtype}: it was not NCCL on GPUs: {last_line(output)}")
+    return f"{len(types)} types, verified"
+
+
+def point_to_point(machine: Machine) -> str:
+    """Every pattern of p2p over NCCL, and the matrix of all pairs of GPUs; every element verified."""
+    if machine.gpus < 2:
+        return "left out: one GPU"
+    metrics, output = machine.run("workload=p2p", "workload.sizes=[8,1M,64M]", "workload.matrix=ranks", *machine.asks)
+    require("nccl, cuda:" in output, f"it was not NCCL on GPUs: {last_line(output)}")
+    return f"{metrics['patterns']} patterns, {metrics['checked']:,} elements"
+
+
+def invariant_weights(machine: Machine) -> str:
+    """train.invariant: one GPU and all of them train bitwise the same weights."""
+    keys = (
+        "workload=ddp_mnist", "workload.dataset=digits", "workload.epochs=2", "train.invariant=true",
+        f"train.micro_batches={max(8, machine.gpus)}",
+    )  # fmt: skip
+    one, several = (machine.run(*keys, *asks)[0]["weights_sha256"] for asks in (machine.asks_one, machine.asks))
+    require(one == several, f"{one} on one GPU, {several} on {machine.gpus}")
+    return f"equal on 1 and on {machine.gpus}"
+
+
+def memory_of_a_save(machine: Machine) -> str:
+    """Comparing a tensor takes little of a GPU, and copies take the pinned memory that is counted for them."""
+    metrics, _ = machine.run(*entry("takes_memory_for_a_save"), *machine.asks)
+    require(metrics["gpu"] < 150_000_000 and not metrics["uncounted"], f"it took {metrics}")
+    return f"{metrics['gpu'] / 1e6:.0f} MB of the GPU"
+
+
+def default_device(machine: Machine) -> str:
+    """A program that makes its tensors on the GPU (torch.set_default_device) saves and loads those on the CPU, too."""
+    metrics, output = machine.run(*entry("makes_tensors_on_its_gpu"), *machine.asks)
+    require(metrics == {"loaded": 1, "same": True}, f"it returned {metrics}")
+    require("in memory" not in output, f"the copy failed\n{output}")
+    return "saved, copied and loaded"
+
+
 def fsdp_resumed(machine: Machine) -> str:
     """fsdp_lm in bfloat16, stopped and resumed, has the weights of one that was left alone."""
     keys = (
@@ -260,6 +307,18 @@ def kernel_that_never_ends(machine: Machine) -> str:
     restart = from_json(machine.restarts()[0], Restart)
     require(restart.limit == "launch.hang_timeout", f"it was taken for something else: {restart}")
     return messages.of_fault(restart).partition(":")[0]
+
+
+def collective_that_a_rank_misses(machine: Machine) -> str:
+    """The rank that does not call a collective is blamed, and not those that wait in it for their GPUs."""
+    if machine.gpus < 2:
+        return "left out: one GPU"
+    metrics, _ = machine.run(*entry("stays_away"), "launch.hang_timeout=10", *machine.asks)
+    require(metrics == {"round": 1}, f"it was not started again in place: {metrics}")
+    restart = from_json(machine.restarts()[0], Restart)
+    text = messages.of_fault(restart)
+    require([each.rank for each in restart.accused] == [machine.gpus - 1] and "has not called" in text, text)
+    return text
 
 
 def sigterm_with_a_large_state(machine: Machine) -> str:
@@ -338,11 +397,17 @@ CHECKS = (
     Check("two ranks on one GPU", two_ranks_on_one_gpu, 120),
     Check("gloo with GPU tensors", gloo_with_gpu_tensors, 300),
     Check("all collectives to 8 GiB", all_collectives, 900),
+    Check("types and groups", types_and_groups, 900),
+    Check("p2p over NCCL", point_to_point, 900),
+    Check("train.invariant", invariant_weights, 600),
+    Check("memory of a save", memory_of_a_save, 120),
+    Check("set_default_device", default_device, 120),
     Check("fsdp_lm bf16 resumed", fsdp_resumed, 900),
     Check("staging under a queue", staging_under_a_queue, 300),
     Check("kill -9 while full", killed_while_full, 300),
     Check("kill -9 under a queue", killed_under_a_queue, 300),
     Check("kernel that never ends", kernel_that_never_ends, 300),
+    Check("collective that a rank misses", collective_that_a_rank_misses, 300),
     Check("SIGTERM with a large state", sigterm_with_a_large_state, 900),
     Check("flight recorder", recorder_answers, 120),
     Check("benchmarks", benchmarks, 1200),

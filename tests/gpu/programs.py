@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from launcher import Checkpointer, errors, progress, should_stop
+from launcher.checkpoint import saving
+from launcher.checkpoint.state import hash_of
 from launcher.runs import lease_and_locks
 from launcher.torch_compat import DTensor, Shard
 from launcher.worker.stop import settings
@@ -92,6 +94,49 @@ def has_a_kernel_that_never_ends(config: Any, env: Any) -> dict[str, Any]:
                 time.sleep(600)
         _step(step, env)
     return {"round": round_number}
+
+
+def stays_away(config: Any, env: Any) -> dict[str, Any]:
+    """The last rank does not call the collective in which the others wait; started again it does."""
+    round_number = int(os.environ["LAUNCHER_ROUND"])
+    for step in range(1, 21):
+        if step == 5 and round_number == 0 and env.rank == env.world_size - 1:
+            time.sleep(600)
+        _step(step, env)
+    return {"round": round_number}
+
+
+def takes_memory_for_a_save(config: Any, env: Any) -> dict[str, Any]:
+    """How many bytes of the GPU comparing a tensor takes, and how many of pinned memory copies take uncounted."""
+    weights = {"w": torch.ones(FLOATS, device=env.device), "odd": torch.ones(FLOATS // 3, device=env.device)}
+    if env.device.type != "cuda":
+        return {"gpu": 0, "uncounted": 0}
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    hash_of(weights["w"])
+    gpu = torch.cuda.max_memory_allocated() - before
+    staging = saving.Staging()
+    staging.start(weights).finish(list(weights))
+    stats = getattr(torch.cuda, "host_memory_stats", dict)()  # not in torch 2.4
+    return {"gpu": gpu, "uncounted": max(0, stats.get("active_bytes.current", 0) - saving.pinned(weights))}
+
+
+def makes_tensors_on_its_gpu(config: Any, env: Any) -> dict[str, Any]:
+    """Saves, copies into memory and loads in a program that calls torch.set_default_device."""
+    torch.set_default_device(env.device)
+    generator = torch.Generator(device="cpu").manual_seed(3)
+    mine = {"w": torch.ones(3), "on the CPU": torch.ones(3, device="cpu"), "generator": generator}
+    saves = _checkpointer(env, "default device", memory=1)
+    saves.save(1, mine, wait=True)
+    saves.keep(2, mine)
+    saves.staged()
+    saves.wait()
+    drawn = torch.rand(3, generator=generator, device="cpu").tolist()
+    loaded = saves.load(mine)
+    same = torch.rand(3, generator=generator, device="cpu").tolist() == drawn
+    saves.close()
+    torch.set_default_device(None)
+    return {"loaded": 0 if loaded is None else loaded.step, "same": same}
 
 
 def keeps_a_large_state(config: Any, env: Any) -> dict[str, Any]:

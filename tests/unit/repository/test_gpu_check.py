@@ -22,9 +22,10 @@ def test_a_machine_without_gpus_is_told_so(monkeypatch: pytest.MonkeyPatch, caps
 def test_the_list_is_whole() -> None:
     assert [each.name for each in CHECKS] == [
         "versions", "unit tests", "ddp_mnist with preflight", "no visible device", "is_available() at import",
-        "two ranks on one GPU", "gloo with GPU tensors", "all collectives to 8 GiB", "fsdp_lm bf16 resumed",
+        "two ranks on one GPU", "gloo with GPU tensors", "all collectives to 8 GiB", "types and groups",
+        "p2p over NCCL", "train.invariant", "memory of a save", "set_default_device", "fsdp_lm bf16 resumed",
         "staging under a queue", "kill -9 while full", "kill -9 under a queue", "kernel that never ends",
-        "SIGTERM with a large state", "flight recorder", "benchmarks",
+        "collective that a rank misses", "SIGTERM with a large state", "flight recorder", "benchmarks",
     ]  # fmt: skip
     assert all(each.call.__doc__ and each.limit > 0 for each in CHECKS)
 
