@@ -22,21 +22,9 @@ from launcher.failures import messages
 from launcher.failures.codes import NextReason, StopReason
 from launcher.files.retried_reads import Ok, retry_read
 from launcher.plan.plan import JobPlan
+from launcher.runs import events as kinds
 from launcher.runs import lease_and_locks, user_checkpoints
 from launcher.runs.directory import Attempt, Events, Run, current_attempt
-from launcher.runs.events import (
-    Continues,
-    Progress,
-    Started,
-    Stays,
-    Stop,
-    Stopped,
-    Submitted,
-    Submitting,
-    every,
-    first,
-    last,
-)
 from launcher.runs.history import journal_events
 from launcher.runs.job_file import time_left
 from launcher.schedulers import registry
@@ -55,18 +43,18 @@ class What(IntEnum):
     GIVEN_UP = errors.NO_RETRY
 
 
-def continues(what: What, reason: NextReason, job: str | None = None) -> Continues:
-    return Continues(what=what.name.lower(), reason=reason, job=job)
+def continues(what: What, reason: NextReason, job: str | None = None) -> kinds.Continues:
+    return kinds.Continues(what=what.name.lower(), reason=reason, job=job)
 
 
-def stays(what: What, reason: NextReason, **details: Any) -> Stays:
-    return Stays(what=what.name.lower(), reason=reason, **details)
+def stays(what: What, reason: NextReason, **details: Any) -> kinds.Stays:
+    return kinds.Stays(what=what.name.lower(), reason=reason, **details)
 
 
 def decide(
     plan: JobPlan, attempt: int, steps: Sequence[int], marker: str | None, ending: Ending | None,
     following: int | None = None,
-) -> Continues | Stays:  # fmt: skip
+) -> kinds.Continues | kinds.Stays:  # fmt: skip
     """Returns whether a run continues after an attempt that stopped early. The first row that applies decides.
 
     | condition | the run |
@@ -99,7 +87,7 @@ def decide(
     return continues(What.ELSEWHERE if plan.queued else What.HERE, NextReason.RESUMABLE)
 
 
-def counted(stopped: Sequence[Stopped]) -> list[int]:
+def counted(stopped: Sequence[kinds.Stopped]) -> list[int]:
     """Returns the progress of the run at the end of each stopped attempt that counts, in order, for `decide`.
 
     A preempted attempt does not count, nor one with unknown progress. If the last one does not count, none does: it
@@ -150,15 +138,15 @@ def main(run_dir: str, stop_requested: bool) -> int:
     return what
 
 
-def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Continues | Stays:
+def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> kinds.Continues | kinds.Stays:
     # Writes the event Stopped before. There is little time, and each of thousands of nodes may have an event file: only
     # those are read that have the answer
     run = attempt.run
     plan = run.plan()
-    stopped = [event for each in run.attempts() for event in every(each.written_by("requeue"), Stopped)]
+    stopped = [event for each in run.attempts() for event in kinds.every(each.written_by("requeue"), kinds.Stopped)]
     saved = _saved(plan, attempt, stopped) if plan.own_code else -1
     step = None if saved is None else _reached(plan, attempt)
-    stopped.append(Stopped(step=step, saved=-1 if saved is None else saved, preempted=_preempted(plan, attempt)))
+    stopped.append(kinds.Stopped(step=step, saved=-1 if saved is None else saved, preempted=_preempted(plan, attempt)))
     events(stopped[-1])
     marker = next(filter(run.has, ("cancelled", "stop")), None)
     following = _following(run) if plan.resume.how == ResumeHow.chain.value else None
@@ -173,13 +161,13 @@ def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Continu
 
 
 def _following(run: Run) -> int | None:
-    submitted, job = last(journal_events(run), Submitted), os.environ.get("LAUNCHER_JOB_ID", "")
+    submitted, job = kinds.last(journal_events(run), kinds.Submitted), os.environ.get("LAUNCHER_JOB_ID", "")
     jobs = () if submitted is None else (submitted.job, *submitted.chain)
     return len(jobs) - 1 - jobs.index(job) if job in jobs else None  # a command may not have written it yet
 
 
 def _began(attempt: Attempt) -> float:
-    started = first(attempt.written_by("script"), Started)
+    started = kinds.first(attempt.written_by("script"), kinds.Started)
     return 0.0 if started is None else started.time
 
 
@@ -194,7 +182,7 @@ def _preempted(plan: JobPlan, attempt: Attempt) -> bool:
     return begun is not None and begun >= int(_began(attempt))
 
 
-def _saved(plan: JobPlan, attempt: Attempt, before: Sequence[Stopped]) -> int | None:
+def _saved(plan: JobPlan, attempt: Attempt, before: Sequence[kinds.Stopped]) -> int | None:
     began = _began(attempt)
     enough = max([int(began * 1e9), *(each.saved for each in before)]) if began else math.inf
     seconds = min(user_checkpoints.SCAN_TIMEOUT, max(_seconds_left() / 2, 3.0))
@@ -207,7 +195,7 @@ def _saved(plan: JobPlan, attempt: Attempt, before: Sequence[Stopped]) -> int | 
 def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
     # The run's newest saved step; -1: none; None: checkpoints cannot be read. Reported steps count as well for a user's
     # program, and in a run without checkpoints that got no stop request: it may save in a format of its own
-    stops = [stop for writer in ("script", "stop") for stop in every(attempt.written_by(writer), Stop)]
+    stops = [stop for writer in ("script", "stop") for stop in kinds.every(attempt.written_by(writer), kinds.Stop)]
     if any(stop.reason is StopReason.UNREADABLE for stop in stops):
         return None
     try:
@@ -215,11 +203,11 @@ def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
     except checkpoints.CannotRead:
         return None
     if plan.own_code:
-        reported = [int(event.step) for event in every(attempt.written_by("rank-0"), Progress)]
+        reported = [int(event.step) for event in kinds.every(attempt.written_by("rank-0"), kinds.Progress)]
         return max([-1 if step is None else int(step), *reported])
     if step is None:
         events = attempt.latest_events()
-        progress = None if last(events, Stop) else last(events, Progress)
+        progress = None if kinds.last(events, kinds.Stop) else kinds.last(events, kinds.Progress)
         return -1 if progress is None else int(progress.step)
     return int(step)
 
@@ -234,7 +222,7 @@ def _seconds_left() -> float:
     return math.inf if known is None else known.seconds
 
 
-def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> Continues:
+def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> kinds.Continues:
     # For `chain` the next job is queued already
     how, scheduler = plan.resume.how, registry.scheduler(plan.cluster.scheduler)
     if how == ResumeHow.chain.value:
@@ -260,7 +248,7 @@ def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> Continues:
     return continues(What.ELSEWHERE, NextReason.RESUBMITTED, job)
 
 
-def _requeue(scheduler: Scheduler) -> Continues:
+def _requeue(scheduler: Scheduler) -> kinds.Continues:
     job = os.environ["LAUNCHER_JOB_ID"]
     scheduler.requeue(job)
     return continues(What.ELSEWHERE, NextReason.REQUEUED, job)
@@ -273,12 +261,12 @@ def _race_again(plan: JobPlan, attempt: Attempt) -> str:
     def submit(each: JobPlan, token: str) -> str:
         script = render.write(run, each, token=token)
         environment = queue.environment_within(each, run)
-        run.journal(Submitting(token=token))
+        run.journal(kinds.Submitting(token=token))
         return submit_behind(each, [before], str(script), token, environment, JOB_TIMEOUT)
 
     token = f"{run.record()['token']}-{attempt.number + 1}"
     jobs = race.submit_all(plan, token, submit, lambda: False, SubmissionError)
-    run.journal(Submitted(job=jobs[0], chain=tuple(jobs[1:]), race=True))
+    run.journal(kinds.Submitted(job=jobs[0], chain=tuple(jobs[1:]), race=True))
     tell_followers(run, jobs[0])
     return jobs[0]
 
@@ -290,9 +278,9 @@ def resubmit(plan: JobPlan, run: Run, suffix: str, behind: Sequence[str], timeou
     if not run.has("script.sh"):  # an element of an array continues as a single job
         script = render.write(run, plan, token=token)
     environment = registry.queue(plan.cluster.scheduler).environment_within(plan, run)
-    run.journal(Submitting(token=token))
+    run.journal(kinds.Submitting(token=token))
     job_id = submit_behind(plan, behind, str(script), token, environment, timeout)
-    run.journal(Submitted(job=job_id))
+    run.journal(kinds.Submitted(job=job_id))
     return job_id
 
 
