@@ -146,7 +146,8 @@ def _told(outcome: tuple[T | None, Exception | None]) -> tuple[T | None, Checkpo
 def _require_no_error(outcomes: Sequence[tuple[Any, CheckpointError | str | None]], cause: Exception | None) -> None:
     errors = {rank: error for rank, (_, error) in enumerate(outcomes) if error is not None}
     if errors:
-        raise combined_error(errors, len(outcomes)) from cause
+        said = isinstance(cause, CheckpointError)  # the combined one has its text: one traceback is enough
+        raise combined_error(errors, len(outcomes)) from None if said else cause
 
 
 def combined_error(errors: Mapping[int, BaseException | str], world_size: int) -> CheckpointError:

@@ -156,6 +156,16 @@ def test_files_of_tensors_have_no_bound(small: int, tmp_path: Path, monkeypatch:
     assert inspection.whole(path, manifest)["text"] == state["text"]
 
 
+@pytest.mark.parametrize("error", [checkpoints.Misfit("it does not fit"), ValueError("a bug")])
+def test_a_refusal_on_all_ranks_has_one_traceback_and_another_error_that_of_its_cause(error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(CheckpointError) as raised:
+        Peers(0, 1, 1, own_group=False).on_all(fail)
+    assert raised.value.__cause__ is (error if isinstance(error, ValueError) else None)
+
+
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_save_needs_space_for_what_each_stage_of_a_pipeline_has_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: int
