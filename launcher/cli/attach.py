@@ -102,8 +102,7 @@ def _stack(attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
     reports = [report for reply in replies.values() for report in reply if rank in (None, report["rank"])]
     for number, group in enumerate(group_stacks(reports)):
         print("\n".join(["", *stack_lines(group)] if number else stack_lines(group)))
-    whole = "\n".join(f"rank {each['rank']}\n{each['stack']}" for each in reports)
-    attach.write_reply(folder / "stacks.txt", whole)
+    attach.write_reply(folder / "stacks.txt", "\n".join(f"rank {each['rank']}\n{each['stack']}" for each in reports))
     print(f"\nall threads of each: {folder}/stacks.txt")
     if len(replies) == count:
         return 0
@@ -223,8 +222,7 @@ def group_stacks(reports: Iterable[Mapping[str, Any]]) -> list[Group]:
 def stack_lines(group: Group) -> list[str]:
     """Returns the text of a group for the user, as lines: ranks, host, process, step, then the stack."""
     ranks = group.ranks
-    hosts = ", ".join(dict.fromkeys(str(each["host"]) for each in ranks))
-    where = f"on {hosts}"
+    where = f"on {', '.join(dict.fromkeys(str(each['host']) for each in ranks))}"
     if len(ranks) == 1 and ranks[0]["pid"]:  # 0: the process has ended
         where += f", process {ranks[0]['pid']}"
     steps = sorted({int(each["step"]) for each in ranks if each["step"] >= 0})

@@ -112,8 +112,7 @@ def start(check: DoctorCheck) -> Callable[[], list[Finding]]:
             for each in check.look():
                 findings.append(each)
         except Exception as error:  # a check that fails must not hide the findings of others
-            text = f"the check failed: {type(error).__name__}: {error}"
-            findings.append(problem(check.about, text, "report this"))
+            findings.append(problem(check.about, f"the check failed: {type(error).__name__}: {error}", "report this"))
 
     def wait() -> list[Finding]:
         thread.join(max(until - time.monotonic(), 0.0))

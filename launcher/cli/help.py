@@ -218,10 +218,8 @@ def age(text: str) -> float:
     """Converts an age (2d, 12h), a day (2026-10-31) or a local time (2026-10-31T18:00) to seconds since the epoch."""
     from datetime import datetime
 
-    try:
+    with contextlib.suppress(ValueError):
         return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        pass
     try:
         if text.isdecimal():
             raise ValueError
@@ -230,8 +228,7 @@ def age(text: str) -> float:
         raise ArgumentTypeError(f"{text!r} is not a time: write 2d, 12h, 90m, 2026-10-31 or 2026-10-31T18:00") from None
 
 
-def positive(text: str) -> int:
-    return whole_number(text, 1)
+positive = partial(whole_number, least=1)
 
 
 def ranks(text: str) -> tuple[int, ...]:

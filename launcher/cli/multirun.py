@@ -155,8 +155,7 @@ def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep) -> None:
             print(f"           {plural(left, 'pilot')} could not be submitted: {submitted.pilots.words}")
         print(f"           {_at_once(prepared)}")
     elif submitted.local:
-        most = prepared.manifest.parallelism or 1
-        print(f"here       {plural(len(submitted.local), 'point')}, {most} at a time")
+        print(f"here       {plural(len(submitted.local), 'point')}, {prepared.manifest.parallelism or 1} at a time")
     if before := set(submitted.already_submitted):
         states = Counter(seen.state for seen in point_statuses(sweep) if seen.point.index in before)
         shown = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))

@@ -74,11 +74,9 @@ def slots_of_node(count: int, environ: Mapping[str, str], *, gpus_per_point: int
     ranks = [RankDevices()] * count
     name = masks.mask_of(masks.MASKS[node.gpus[0].vendor if node.gpus else "nvidia"], environ)
     if gpus:
-        try:
+        with contextlib.suppress(DeviceError):  # the CPUs are divided regardless of where the GPUs are
             shown = masks.visible_gpus(node, environ)
             ranks = [RankDevices(shown[each[0]] if each and each[0] < len(shown) else None) for each in places]
-        except DeviceError:
-            pass  # the CPUs are divided regardless of where the GPUs are
     found = masks.bind(node, allowed, ranks, masks.BindRequest(masks.AUTO), cpus_per_rank=cpus)
     return [
         Slot(

@@ -324,8 +324,7 @@ class RunLease:
         try:
             self._lease.take(self._is_dead, waiting, (self._times.poll, self._times.poll))
         except WithoutLinks:
-            run_dir = self.path.parent
-            print(f"launcher: no hard links in {run_dir}: nothing keeps two attempts apart", file=sys.stderr)
+            print(f"launcher: no hard links in {self.path.parent}: nothing keeps two attempts apart", file=sys.stderr)
             self._lease.path = self._lease.own
         threading.Thread(target=self._beat, daemon=True).start()
 

@@ -47,8 +47,7 @@ def newest(plan: JobPlan, enough: float = math.inf, seconds: float = SCAN_TIMEOU
 
 def describe_locations(plan: JobPlan) -> str:
     """Returns the places where checkpoint files are looked for, as text for messages."""
-    named = plan.workload.params.get("checkpoint")
-    where = named or f"{'*' + ', *'.join(ENDINGS)} in {plan.workdir}"
+    where = plan.workload.params.get("checkpoint") or f"{'*' + ', *'.join(ENDINGS)} in {plan.workdir}"
     return f"{plan.checkpoint.dir}, {where}"
 
 
