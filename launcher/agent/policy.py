@@ -92,7 +92,8 @@ def decide(
     if kind is RoundEnd.REGROUP and enough and not stopping:
         return NextStep.RESTART
     if not listens:
-        return NextStep.RESUME if has_checkpoint and kind in (RoundEnd.LOST_NODE, RoundEnd.KILLED) else NextStep.FAIL
+        ended = kind in (RoundEnd.LOST_NODE, RoundEnd.KILLED, RoundEnd.LOST_PEER)
+        return NextStep.RESUME if has_checkpoint and ended else NextStep.FAIL
     if kind is RoundEnd.RAISED and progress is False:
         return NextStep.FAIL
     if stopping or not enough:
@@ -214,7 +215,8 @@ def judge(
     progress = has_saved(plan, began) if counts and not steps else steps
     further = max(failure.step, history.best + 1) if progress else failure.step
     again = failure.place != "" and failure.place == history.hung
-    ended = failure.kind is RoundEnd.LOST_NODE or (failure.kind is RoundEnd.KILLED and stopping)
+    ended = failure.kind is RoundEnd.LOST_NODE
+    ended |= failure.kind in (RoundEnd.KILLED, RoundEnd.LOST_PEER) and stopping
     then = decide(
         failure.kind, history, progress, listens=failure.listens, stopping=stopping,
         enough=members - len(failure.lost) >= plan.least_agents, max_restarts=max_restarts, again=again,

@@ -292,7 +292,7 @@ class WorkerGroup:
                 returned, error = exit_report.read_report(worker.report)
                 if error is None and returned is None and code:
                     error = exit_report.read_error_file(worker.error_file)
-                if error is None and code > 0:
+                if error is None and code:
                     error = exit_report.read_last_words(worker.errors, code)
                 placement = worker.placement
                 self._seen.append(WorkerExit(

@@ -242,11 +242,23 @@ def read_last_words(path: Path, code: int) -> WorkerError | None:
         return None
 
 
+# What the C++ library prints of an error of NCCL that torch's watchdog has found and aborts for, up to its stack
+_ABORT = re.compile(
+    r"terminate called after throwing an instance of 'c10::DistBackendError'\s+what\(\): +(.*?)"
+    r"(?=\nException raised from|\n+Fatal Python error|\Z)", re.DOTALL,
+)  # fmt: skip
+
+
 def last_words(text: str, code: int) -> WorkerError | None:
     """Returns the error that the last lines of a rank's standard error show (of a traceback its last); None: none.
 
-    With exit code 2 and a line that starts with `usage:`, as of argparse, click and getopt, its code is usage.
+    With exit code 2 and a line that starts with `usage:`, as of argparse, click and getopt, its code is usage. Of a
+    rank that a signal ended, only that it has lost a peer counts, for which NCCL's watchdog aborts it.
     """
+    if code < 0:
+        aborted = " ".join("".join(_ABORT.findall(text)[-1:]).split())[:LONGEST_LINE]
+        lost = LOST_PEER.search(aborted)
+        return WorkerError("lost peer", "DistBackendError", aborted, "", lost_peer=True) if lost else None
     printed = (without_torchs_prefix(formatting.clean(each)) for each in text.splitlines())
     lines = [line for each in printed if (line := each.rstrip(BOX))]
     usage = code == errors.BAD_INPUT and any(line.lstrip(BOX)[:6].lower() == "usage:" for line in lines)

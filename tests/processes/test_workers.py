@@ -100,6 +100,20 @@ def test_exits_without_an_error(group: WorkerGroup, run: Run, code: int, returne
     assert (ended.code, ended.returned, ended.error) == (code, returned, None)
 
 
+def aborts(_: Placement) -> None:
+    sys.stderr.write(
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  ncclRemoteError: x\n"
+    )
+    sys.stderr.flush()
+    os.abort()
+
+
+def test_what_the_cpp_library_prints_of_a_rank_that_it_aborts_is_read(group: WorkerGroup) -> None:
+    (ended,) = ends(group, aborts)
+    assert ended.error is not None
+    assert (ended.code, ended.error.lost_peer, ended.error.message) == (-6, True, "ncclRemoteError: x")
+
+
 def test_a_rank_has_the_users_limit_of_open_files_and_its_agent_all_that_it_may(
     group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ def verdict(
         (RoundEnd.LOST_NODE, {"listens": False}, NextStep.FAIL),
         (RoundEnd.LOST_NODE, {"listens": False, "has_checkpoint": True}, NextStep.RESUME),
         (RoundEnd.KILLED, {"listens": False, "has_checkpoint": True}, NextStep.RESUME),  # asked only at a stop request
+        (RoundEnd.LOST_PEER, {"listens": False, "has_checkpoint": True}, NextStep.RESUME),  # as well
         (RoundEnd.KILLED, {"listens": False, "stopping": True}, NextStep.FAIL),
         (RoundEnd.RAISED, {"listens": False, "has_checkpoint": True, "stopping": True}, NextStep.FAIL),
         (RoundEnd.RAISED, {"listens": False, "stopping": True}, NextStep.FAIL),

@@ -47,6 +47,36 @@ def refused() -> None:
     raise ConnectionRefusedError(111, "Connection refused")
 
 
+NCCL = (
+    "[rank1]:[E1201 00:00:01.5 ProcessGroupNCCL.cpp:2068] [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group "
+    "watchdog thread terminated with exception: {0}\n"
+    "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+    "  what():  [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread terminated with exception: {0}\n"
+    "Exception raised from checkForNCCLErrorsInternal at ProcessGroupNCCL.cpp:2363 (most recent call first):\n"
+    "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x96 (0x7f in /lib/libc10.so)\n\n"
+    'Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n  File "train.py", line 3 in main\n'
+)
+GONE = (
+    "NCCL error: remote process exited or there was a network error, NCCL version 2.27.5\nncclRemoteError: A call "
+    "failed possibly due to a network error or a remote process exiting prematurely.\nLast error:\n"
+)
+LATE = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE) ran for 1800 milliseconds"
+
+
+@pytest.mark.parametrize(("error", "code", "lost"), [(GONE, -6, True), (LATE, -6, False), (GONE, 1, False)])
+def test_a_rank_that_nccls_watchdog_aborts_because_another_is_gone_has_lost_a_peer(
+    error: str, code: int, lost: bool
+) -> None:
+    """Where a node loses its power this comes long before its heartbeat is missed: this rank is not to blame."""
+    found = last_words(NCCL.format(error), code)
+    assert (found is not None and found.lost_peer) is lost
+    if lost:
+        assert found is not None
+        assert (found.code, found.type) == ("lost peer", "DistBackendError")
+        assert "NCCL error: remote process exited" in found.line and "frame" not in found.line
+    assert last_words("terminate called after throwing an instance of 'std::bad_alloc'\n what(): no", -6) is None
+
+
 def test_only_one_that_lost_a_peer_waits_for_the_other_to_be_heard(
     report: int, slept: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
