@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
@@ -129,7 +129,7 @@ def everything() -> Iterator[str]:
             yield from row(key)
         yield ""
     for group in GROUPS:
-        yield from _wrapped(f"{group}=NAME: {', '.join(choices(group))}", "", "  ")
+        yield from _wrapped(f"{group}=NAME: {', '.join(choices(group))}", "  ")
     yield ""
     yield "Settings for all your runs are read from"
     yield str(user_config_dir() / "user.yaml")
@@ -153,7 +153,7 @@ def row(key: Key, default: str | None = None) -> Iterator[str]:
     typed = f"  {key.name}" if default is None else f"  {key.name}={default}"
     first, *rest = textwrap.wrap(key.meaning, WIDTH - MEANING_COLUMN, break_on_hyphens=False) or [""]
     if len(typed) > MEANING_COLUMN - 2:
-        yield from _wrapped(typed, "", "      ") if len(typed) > WIDTH else [typed]
+        yield from _wrapped(typed, "      ") if len(typed) > WIDTH else [typed]
         rest = [first, *rest]
     else:
         yield f"{typed:<{MEANING_COLUMN}}{first}".rstrip()
@@ -183,7 +183,7 @@ def of_key(name: str) -> Iterator[str]:
     """Yields the help of a key, of a section's keys, or of keys with this last part: `lr` finds `workload.lr`."""
     every = [(title, key) for title, keys in sections() for key in keys]
     if name in GROUPS:
-        yield from _wrapped(f"{name}=NAME: {', '.join(choices(name))}", "", "  ")
+        yield from _wrapped(f"{name}=NAME: {', '.join(choices(name))}", "  ")
         yield ""
     below = [(title, key) for title, key in every if key.name.startswith(f"{name}.")]
     exact = [(title, key) for title, key in every if key.name == name and not (below and key.section)]
@@ -199,7 +199,7 @@ def of_key(name: str) -> Iterator[str]:
         yield f"\n`{program()} help workload=NAME` has the keys of one."
     elif found and not below and not (key := found[0][1]).name.startswith("workload."):  # else it is of one workload
         yield ""
-        yield from _wrapped(f"{key.name}=VALUE, or for all your runs a line `{key.name}: VALUE` in", "", "")
+        yield from _wrapped(f"{key.name}=VALUE, or for all your runs a line `{key.name}: VALUE` in")
         yield str(user_config_dir() / "user.yaml")
 
 
@@ -209,7 +209,7 @@ def of_choice(group: str, name: str) -> Iterator[str]:
     kind = GROUPS[group]
     if group == "workload":
         kind = next((WORKLOADS[each] for each in lineage if each in WORKLOADS), kind)
-        yield from _wrapped((kind.__doc__ or "").strip(), "", "")
+        yield from _wrapped((kind.__doc__ or "").strip())
     yield f"{group}={name} is {file_of(f'{group}/{name}')}\n"
     if group == "cluster":
         from launcher.config.profiles import find as find_profile
@@ -264,5 +264,5 @@ def _read(path: Path) -> dict[str, Any]:
     return dict(values) if isinstance(values, dict) else {}
 
 
-def _wrapped(text: str, first: str, rest: str) -> Iterable[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+def _wrapped(text: str, rest: str = "") -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent=rest, break_on_hyphens=False)
