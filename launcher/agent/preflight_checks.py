@@ -29,7 +29,7 @@ from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
 
 from launcher.checkpoint import format as checkpoints
 from launcher.config.schema import Backend, Device, LaunchMode
-from launcher.failures.error_texts import LOST_PEER
+from launcher.failures.error_texts import LOST_PEER, first_line
 from launcher.formatting import format_size, plural
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Placement, Rendezvous, listen_on
@@ -84,7 +84,7 @@ def check(name: str, look: Callable[[], str]) -> NodeCheck:
     except CheckProblem as problem:
         outcome = NodeCheck(name, problem.level, problem.found, accused=problem.accused, looked=problem.looked)
     except Exception as error:  # drivers and file systems raise anything
-        found = str(error).strip().partition("\n")[0] or type(error).__name__
+        found = first_line(str(error)) or type(error).__name__
         outcome = NodeCheck(name, CheckLevel.FAILED, found, symptom=bool(_SYMPTOM.search(str(error))))
     return replace(outcome, ms=round(1000 * (time.monotonic() - began), 1))
 

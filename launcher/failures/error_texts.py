@@ -83,6 +83,13 @@ def kind_of(text: str, exception: str | None = None, *, loads: bool = False) -> 
     return EndKind.DAMAGED_CHECKPOINT if loads and _DAMAGE.search(text) else _TYPES.get(name, found)
 
 
+def first_line(text: str) -> str:
+    """Returns the first line of an error's text and, of an error of NCCL, its cause, which torch adds further down."""
+    first, _, more = text.strip().partition("\n")
+    cause = more.partition("Last error:")[2].strip().partition("\n")[0]
+    return f"{first}: {cause}" if cause else first
+
+
 def exception_of(line: str) -> str:
     """Returns the exception's type at the beginning of an error line (`torch.OutOfMemoryError`); empty: none."""
     named = _EXCEPTION.match(line)

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import errors, formatting, io_bounds, processes
-from launcher.failures.error_texts import LOG_LINES, LOST_PEER, last_error, without_torchs_prefix
+from launcher.failures.error_texts import LOG_LINES, LOST_PEER, first_line, last_error, without_torchs_prefix
 from launcher.files import safe_io
 from launcher.worker import user_script
 
@@ -129,7 +129,7 @@ class WorkerError:
     def line(self) -> str:
         """One line, as Python prints it at the end of a traceback: `ValueError: the loss is a banana`."""
         kind = "" if self.code == "sys.exit" else self.type
-        return ": ".join(filter(None, (kind, self.message))).split("\n")[0]
+        return first_line(": ".join(filter(None, (kind, self.message))))
 
 
 def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) -> int:

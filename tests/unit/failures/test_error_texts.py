@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
+from launcher.failures.codes import EndKind
 from launcher.failures.error_texts import (
     before_crash,
     before_traceback,
     crash_lines,
+    first_line,
+    kind_of,
     last_error,
     last_traceback,
     own_frames,
@@ -69,3 +74,26 @@ def test_the_last_error_of_a_log() -> None:
     head = "Traceback (most recent call last):\n  File\n"
     assert last_error(f"{head}KeyError: 1\nwords\n{head}A.B: no\n") == "A.B: no"
     assert last_error("all is well\n") == ""
+
+
+NCCL = "NCCL error in: /torch/csrc/NCCLUtils.cpp:94, unhandled system error, NCCL version 2.27.5"
+SEGMENT = (
+    "Error while creating shared memory segment /dev/shm/nccl-x (size 9637888), error: No space left on device (28)"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "kind"),
+    [
+        (f"{NCCL}\nncclSystemError: System call failed. \nLast error:\n{SEGMENT}\n", f"{NCCL}: {SEGMENT}",
+         EndKind.SHARED_MEMORY),
+        (f"{NCCL}\nncclInvalidUsage: no.\nLast error:\nDuplicate GPU detected : rank 1 and rank 0\nmore",
+         f"{NCCL}: Duplicate GPU detected : rank 1 and rank 0", None),
+        (f"{NCCL}\nncclSystemError: x\nLast error:\n", NCCL, None),
+        ("no such file\nor folder", "no such file", None),
+        ("", "", None),
+    ],
+)  # fmt: skip
+def test_an_error_of_nccl_is_told_with_its_cause(text: str, line: str, kind: EndKind | None) -> None:
+    assert first_line(text) == line
+    assert kind_of(line) is kind

@@ -224,6 +224,8 @@ def test_a_verdict_is_read_as_it_was_written() -> None:
         (RuntimeError("Timed out after 30 s"), CheckLevel.FAILED, None, True),
         (RuntimeError("CUDA error: ECC error\nand more"), CheckLevel.FAILED, "CUDA error: ECC error", False),
         (KeyError(), CheckLevel.FAILED, "KeyError", False),
+        (RuntimeError("NCCL error\nncclInvalidUsage: x\nLast error:\nDuplicate GPU detected"), CheckLevel.FAILED,
+         "NCCL error: Duplicate GPU detected", False),
     ],
 )  # fmt: skip
 def test_any_error_is_the_outcome_of_a_check(

@@ -208,3 +208,9 @@ def test_the_end_of_what_was_printed_is_read(tmp_path: Path, monkeypatch: pytest
     assert found is not None
     assert (found.code, found.line) == ("printed" if more < 0 else "usage", ARGPARSE.splitlines()[-1])
     assert read_last_words(tmp_path / "none", 2) is None
+
+
+def test_the_line_of_an_error_of_nccl_has_its_cause() -> None:
+    text = "NCCL error in: Utils.cpp:94, unhandled system error\nncclSystemError: x\nLast error:\nno space on /dev/shm"
+    error = WorkerError("raised", "DistBackendError", text, "")
+    assert error.line == "DistBackendError: NCCL error in: Utils.cpp:94, unhandled system error: no space on /dev/shm"
