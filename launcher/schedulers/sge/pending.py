@@ -50,7 +50,7 @@ TABLE: tuple[tuple[str, Reason], ...] = (
      "{what} has not reported the end of its earlier run, and may never",
      "cancel it, and resume it: a new job does not wait for that")),
     (r'queue instance "(?P<what>[^"]*)" dropped because it is (?P<more>.*)', Reason(Why.ROOM, "{what} is {more}", "")),
-    (r"All queues dropped because of overload or full", Reason(Why.ROOM, "all queues are full", ENDS)),
+    (r"All queues dropped because of overload or full", Reason(Why.ROOM, "no queue takes it", "wait until one does")),
     (r'has no permission for (cluster queue|queue|host|parallel environment) "?(?P<what>[^"]*)"?', Reason(Why.LIMIT,
      "you may not use {what}", "use another queue (cluster.queue)")),
     (r'cannot run in (cluster )?queue "?(?P<what>[^" ]*)"? because (?P<more>.*)', Reason(Why.ROOM, "{what}: {more}")),

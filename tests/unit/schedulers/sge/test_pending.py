@@ -27,7 +27,7 @@ def recorded(name: str) -> ElementTree.Element:
         ('(-l gpu=5) cannot run at host "node1" because it offers only hc:gpu=2.000000', Why.ROOM,
          "node1 offers only hc:gpu=2.000000"),
         ('queue instance "all.q@node1" dropped because it is disabled', Why.ROOM, "all.q@node1 is disabled"),
-        ("All queues dropped because of overload or full", Why.ROOM, "all queues are full"),
+        ("All queues dropped because of overload or full", Why.ROOM, "no queue takes it"),
         ("not all array tasks may be started due to 'max_aj_instances'", Why.THROTTLED, "as many elements"),
         ("Job is in hold state", Why.HELD, "it is held"),
         ("Job is in error state", Why.HELD, "its start has failed"),
