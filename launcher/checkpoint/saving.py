@@ -57,6 +57,8 @@ class Staging:
 
     def __init__(self, buffers: Mapping[str, Tensor] | None = None) -> None:
         self._copies: dict[str, Tensor] = dict(buffers or {})
+        # One for each device: torch has 32, which it gives out in turn, and some of a new one each time would be NCCL's
+        self.streams: dict[torch.device, Any] = {}
 
     def start(self, tensors: Mapping[str, Tensor], *, still: bool = False) -> Copying:
         """Copies small tensors, which may change. `finish` of what it returns copies the others, in any thread.
@@ -125,12 +127,13 @@ class Copying:
         # A new thread's current device and streams are those of device 0, whatever this rank's device is. So a stream
         # is made for each device, and made current on that device.
         self.staging.forget_all_but(names)
-        streams: dict[torch.device, Any] = {}
+        streams = self.staging.streams
         with contextlib.ExitStack() as stack:
             for device, event in self.ready.items():
                 module = _streams_of(device)
                 stack.enter_context(module.device(device))
-                streams[device] = module.Stream(device)
+                if device not in streams:
+                    streams[device] = module.Stream(device)
                 streams[device].wait_event(event)
             copies = {}
             for name in names:
@@ -140,8 +143,8 @@ class Copying:
                     continue
                 with _streams_of(device).stream(streams[device]) if device in streams else contextlib.nullcontext():
                     copies[name] = self.staging.copy(name, self.tensors[name])
-            for stream in streams.values():
-                stream.synchronize()
+            for device in self.ready:
+                streams[device].synchronize()
         return copies
 
 

@@ -61,6 +61,14 @@ def test_each_device_has_a_stream_of_its_own_which_does_not_hold_up_the_training
         assert [other.what for other in fake.calls if other.stream == call.stream] == ["wait", "copy", "synchronize"]
 
 
+def test_all_saves_copy_on_one_stream_of_a_device(fake: FakeCuda) -> None:
+    """Torch gives out 32 in turn: with a new one for each save, some would copy on NCCL's, and hold up all ranks."""
+    tensor, staging = fake.tensor(torch.zeros(LARGE), 1), Staging()
+    for _ in range(3):
+        in_thread(lambda: staging.start({"w": tensor}).finish(["w"]))
+    assert len({call.stream for call in fake.calls if call.what == "copy"}) == 1
+
+
 def test_small_tensors_may_change_as_soon_as_the_save_returns(fake: FakeCuda) -> None:
     fake.set_device(1)
     small = fake.tensor(torch.zeros(3), 1)
