@@ -75,8 +75,8 @@ class LargestResult(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        known = {each.data_ptr() for each in args if isinstance(each, torch.Tensor)}
-        if isinstance(made, torch.Tensor) and made.data_ptr() not in known and not func.is_view:
+        known = {each.untyped_storage().data_ptr() for each in args if isinstance(each, Tensor)}
+        if isinstance(made, Tensor) and made.untyped_storage().data_ptr() not in known:
             self.bytes = max(self.bytes, made.nbytes)
         return made
 
