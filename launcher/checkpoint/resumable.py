@@ -197,6 +197,7 @@ class Resumable:
         self._blocked = self._restart = 0.0  # seconds
         self._began = self._last_save = time.monotonic()
         self._saved_step, self._told = 0, False
+        self._as_loaded = -1  # step of the checkpoint on disk that has all of the state, as nothing was saved since
         if self.run.checkpoint_dir is None:
             return
         if env.world_size == 1 and env.rank > 0:
@@ -247,6 +248,7 @@ class Resumable:
             self._say_where_it_continues(loaded)
         self._best = loaded.extra.get("best_values", {}).get(self.run.checkpoint.best)
         self._saved_step, self._last_save = loaded.step, time.monotonic()
+        self._as_loaded = -1 if only or loaded.path is None else loaded.step
         self._restart = self._last_save - self._began
         if loaded.path is None:  # what has been done since the last save is not on disk yet
             disk = loaded.on_disk
@@ -348,7 +350,7 @@ class Resumable:
 
     def finish(self, step: int) -> None:
         """Saves the final state, waits until it is on disk, and calls `close`; raises SaveFailed. All ranks call it."""
-        if self._checkpointer is not None:
+        if self._checkpointer is not None and step != self._as_loaded:  # else a new file would look like progress
             self._save(step, wait=True)
         self.close()
 
@@ -395,7 +397,7 @@ class Resumable:
         self._settle()
         self._saving = None if best is None else (step, best)
         self._checkpointer.save(step, self._state, **self._own(step, best), wait=wait)
-        self._saved_step, self._last_save = step, time.monotonic()
+        self._saved_step, self._last_save, self._as_loaded = step, time.monotonic(), -1
         self._blocked = max(self._blocked, self._last_save - began)
 
     def _own(self, step: int, best: float | None = None) -> dict[str, Any]:

@@ -160,6 +160,8 @@ def _opened(path: Path, timeout: float, what: str) -> Iterator[io.BufferedReader
                 raise
             if isinstance(error, MemoryError) or os.strerror(errno.ENOMEM) in str(error):
                 raise CannotRead(f"{path} cannot be read now: there is no memory for it") from None
+            if isinstance(error, ImportError):  # torch imports some modules when it needs them
+                raise CannotRead(f"{path} cannot be read now: {error}") from None
             raise Damaged(f"{path} {what}: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
 
 

@@ -250,3 +250,13 @@ def test_a_folder_of_which_the_user_is_unknown_is_not_prepared(tmp_path: Path, m
     patient = CheckpointFolder(tmp_path, 0, Retention(), 10)
     patient.prepare()
     assert (tmp_path / lease_and_locks.RUN_FILE).read_text().startswith(f"{tmp_path / 'b'}\n")
+
+
+def test_a_module_that_cannot_be_imported_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: Any, **__: Any) -> Any:
+        raise ModuleNotFoundError("No module named 'torch.utils.serialization'")  # its file server does not answer
+
+    storage.save_file(tmp_path / "values", {"step": 1}, {})
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(CannotRead, match=r"cannot be read now: No module named 'torch\.utils\.serialization'"):
+        storage.load_file(tmp_path / "values")

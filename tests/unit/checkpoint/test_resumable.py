@@ -554,6 +554,20 @@ def test_what_cannot_be_restored_is_refused_by_name(tmp_path: Path, change: Any,
     assert repr(parts.model.state_dict()) == before, "a training that goes on nevertheless has its own weights"
 
 
+def test_a_training_that_was_done_already_is_not_saved_again(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    finished(folder)
+    before = [path.stat().st_mtime_ns for path in sorted(folder.rglob("*")) if path.is_file()]
+    it = training(Parts(2), folder)
+    it.finish(it.load())
+    after = [path.stat().st_mtime_ns for path in sorted(folder.rglob("*")) if path.is_file()]
+    assert after == before, "a program whose files are new has made progress, and starts again after an error"
+    it = training(Parts(2), folder)
+    it.load(only=["model", "words"])
+    it.finish(1)
+    assert [path.stat().st_mtime_ns for path in sorted(folder.rglob("*")) if path.is_file()] != before
+
+
 def test_a_part_of_a_training_can_be_restored(tmp_path: Path) -> None:
     done, parts = finished(tmp_path / "checkpoints"), Parts(2)
     before = draw()
