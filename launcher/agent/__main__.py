@@ -44,19 +44,21 @@ def main(run_dir: str) -> int:
         except (topology.TopologyError, OSError) as error:
             return report_start_failure(None, "agent", error, FaultCode.REFUSED)
 
-    from submitit.core import plugins
-    from submitit.core.logger import get_logger
-    from submitit.core.submission import process_job
-    from submitit.local.local import LocalJobEnvironment
-    from submitit.slurm.slurm import SlurmJobEnvironment
+    try:
+        from submitit.core import plugins
+        from submitit.core.logger import get_logger
+        from submitit.core.submission import process_job
+        from submitit.local.local import LocalJobEnvironment
+        from submitit.slurm.slurm import SlurmJobEnvironment
 
-    # Else it reads the metadata of all installed packages, which is much on each node
-    plugins.get_job_environments = lambda: {"slurm": SlurmJobEnvironment(), "local": LocalJobEnvironment()}  # type: ignore[assignment]
-    gc.disable()  # during the import of torch it would scan all objects many times: 0.15 of 0.85 s
-    from launcher.agent.attempt import AttemptFailed
-
+        gc.disable()  # during the import of torch it would scan all objects many times: 0.15 of 0.85 s
+        from launcher.agent.attempt import AttemptFailed
+    except ImportError as error:
+        return report_start_failure(None, "agent", ImportError(f"{sys.executable}: {error}"), FaultCode.REFUSED)
     gc.freeze()
     gc.enable()
+    # Else it reads the metadata of all installed packages, which is much on each node
+    plugins.get_job_environments = lambda: {"slurm": SlurmJobEnvironment(), "local": LocalJobEnvironment()}  # type: ignore[assignment]
     get_logger().setLevel("CRITICAL")
     try:
         process_job(run.submitit_folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -53,13 +54,13 @@ class History:
     best: int = -1  # highest step of the run at the end of any earlier round; -1: none
     tried: int = 0  # number of restarts in a row without progress
     listened: bool = False  # whether ranks of an earlier round could resume: they listened for stop requests
-    hung: str = ""  # where the last round hung (`RoundFailure.place`); empty: it did not
+    place: str = ""  # where the last round hung or an error was raised (`RoundFailure.place`); empty: neither
     preflight: bool = False  # whether the nodes of the current round are checked before the ranks start
 
-    def after(self, step: int, *, counts: bool = True, hung: str = "") -> History:
-        """Returns the history at the next round's start; counts: towards max_restarts; hung: where it did, or empty."""
+    def after(self, step: int, *, counts: bool = True, place: str = "") -> History:
+        """Returns the history at the next round's start; counts: whether the restart counts towards max_restarts."""
         tried = (0 if step > self.best else self.tried) + counts
-        return History(self.round + 1, max(step, self.best), tried, listened=True, hung=hung)
+        return History(self.round + 1, max(step, self.best), tried, listened=True, place=place)
 
 
 def decide(
@@ -78,12 +79,14 @@ def decide(
     | an error of the program (RAISED) in a round without progress | fail: it would happen again |
     | a stop request | resume |
     | too few nodes are left | resume |
-    | a hang at the same place as that of the round before (`again`), without progress | fail: it would happen again |
-    | the round made progress, or fewer than max_restarts in a row did not | restart, unless max_restarts is 0 |
+    | at the same place as the round before (`again`), without progress | fail: it would happen again |
+    | the round made progress elsewhere, or fewer than max_restarts in a row did not | restart, unless max_restarts is 0 |
     | it is unknown whether the round made progress; max_restarts is not 0 | resume |
     | otherwise | fail |
 
     progress: whether this round got further than all earlier rounds; None: unknown.
+    again: whether it hung, or its error was raised, where that of the round before was, and it did no further step: a
+    new file is then progress that may be the same each time.
     """
     if kind is RoundEnd.NO_RETRY:
         return NextStep.NO_RETRY
@@ -100,7 +103,7 @@ def decide(
         return NextStep.RESUME
     if again and progress is False:
         return NextStep.FAIL
-    if max_restarts and (progress or history.tried < max_restarts):
+    if max_restarts and ((progress and not again) or history.tried < max_restarts):
         return NextStep.RESTART
     return NextStep.RESUME if max_restarts and progress is None else NextStep.FAIL
 
@@ -114,7 +117,7 @@ class RoundFailure:
     lost: tuple[int, ...] = ()  # member indices of the agents that are gone
     stop: Stop | None = None  # why ranks have exited with code 75, to resume later; None: they have not
     exit_code: int | None = None  # of the attempt, if this failure ends it; None: `NextStep.exit_code` of the verdict
-    place: str = ""  # where the ranks hang, to be compared with other rounds; empty: they do not
+    place: str = ""  # where ranks hang or one raised its error, to be compared with other rounds; empty: neither
 
     @property
     def step(self) -> int:
@@ -213,8 +216,8 @@ def judge(
     steps = failure.step > history.best
     counts = failure.listens and failure.kind not in (RoundEnd.NO_RETRY, RoundEnd.LEFT)
     progress = has_saved(plan, began) if counts and not steps else steps
-    further = max(failure.step, history.best + 1) if progress else failure.step
-    again = failure.place != "" and failure.place == history.hung
+    again = not steps and failure.place != "" and failure.place == history.place
+    further = max(failure.step, history.best + 1) if progress and not again else failure.step
     ended = failure.kind is RoundEnd.LOST_NODE
     ended |= failure.kind in (RoundEnd.KILLED, RoundEnd.LOST_PEER) and stopping
     then = decide(
@@ -223,10 +226,10 @@ def judge(
         has_checkpoint=ended and not failure.listens and has_checkpoint(plan),
     )  # fmt: skip
     if then is NextStep.RESTART:
-        history = history.after(further, counts=failure.kind is not RoundEnd.REGROUP, hung=failure.place)
-    elif then is NextStep.FAIL and failure.kind is not RoundEnd.RAISED and history.tried:
+        history = history.after(further, counts=failure.kind is not RoundEnd.REGROUP, place=failure.place)
+    elif then is NextStep.FAIL and (failure.kind is not RoundEnd.RAISED or again) and history.tried:
         why = f"{plural(history.tried, 'restart')} got no further (launch.max_restarts={max_restarts})"
-        why = "after a restart they hung there again" if again else why
+        why = "after a restart they hung there again" if again and not progress else why
         message = f"{messages.of_fault(failure.fault)}; {why}"
         failure = replace(failure, fault=replace(failure.fault, message=message))
     code = then.exit_code if then is NextStep.RESUME else failure.exit_code or then.exit_code
@@ -304,6 +307,13 @@ class RankFailure:
     def rank(self) -> int:
         assert self.fault.rank is not None
         return self.fault.rank
+
+    @property
+    def place(self) -> str:
+        """Where its error was raised: exception and frames of the traceback, or what it printed; empty: it was not."""
+        frames = re.findall(r'^  File ".*", line \d+', self.fault.traceback or "", re.MULTILINE)
+        known = "\n".join([self.fault.exception or "", *frames]) if frames else self.fault.error or ""
+        return known if self.kind is RoundEnd.RAISED else ""
 
 
 def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> RankFailure | None:

@@ -327,7 +327,7 @@ class Supervisor:
         place = failure.rank - self._first_rank
         listens = self._resumable and not (failure.final or self._status.signs[place].gives_up)
         fault = replace(failure.fault, memory=self._memory.read())
-        self._send_failure(failure.kind, fault, listens=listens)
+        self._send_failure(failure.kind, fault, listens=listens, place=failure.place)
         self._fail(now)
 
     def _fail(self, now: float) -> None:

@@ -4,9 +4,11 @@ leaves it as a traceback, and none that passes ends it for good."""
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -40,27 +42,51 @@ DONE = Done({"loss": 1})
 FIRST, SECOND = (History(), RENDEZVOUS), (History(round=1), RENDEZVOUS)
 FAULT = Fault(code=FaultCode.NODE_SILENT, host="node0", ends_with=errors.RESUME)
 STOP = AskedToStop(signal.SIGTERM)
+LOCAL = ("JOB_ID", "NTASKS", "GLOBALID", "LOCALID", "JOB_NUM_NODES", "NODEID")
 EIO = OSError(errno.EIO, "Input/output error", "/shared/rounds")
 
 
-def test_an_agent_whose_variables_contradict_each_other_says_so_in_an_event(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attempt = directory.Attempt(directory.Run.create(tmp_path / "run"), 0)
+def in_a_job(path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> directory.Attempt:
+    attempt = directory.Attempt(directory.Run.create(path / "run"), 0)
     (attempt.path / "events").mkdir(parents=True)
     monkeypatch.setattr(os, "umask", lambda _: 0o077)
     for name in [*(name for name in os.environ if name.startswith(("SLURM_", "PBS_"))), "LAUNCHER_GUARD"]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LAUNCHER_RUN_DIR", str(attempt.run.path))
-    for told in ("ATTEMPT=0", "JOB_ID=7", "TASK=x", "TASKS=2", "NODE=0", "HOSTS=node0"):
+    for told in ("ATTEMPT=0", "JOB_ID=7", f"TASK={task}", "TASKS=2", "NODE=0", "HOSTS=node0"):
         name, _, value = told.partition("=")
         monkeypatch.setenv(f"LAUNCHER_{name}", value)
+    return attempt
+
+
+def test_an_agent_whose_variables_contradict_each_other_says_so_in_an_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = in_a_job(tmp_path, monkeypatch, task="x")
     assert main(str(attempt.run.path)) == errors.NO_RETRY
     (fault,) = every(attempt.events(), Fault)
     assert (fault.code, fault.error) == (FaultCode.REFUSED, "LAUNCHER_TASK='x' is not a number")
     monkeypatch.setenv("PBS_NODEFILE", str(tmp_path))
     assert main(str(attempt.run.path)) == errors.NO_RETRY
     assert "Is a directory" in str(every(attempt.events(), Fault)[-1].error)
+
+
+@pytest.mark.parametrize("lacking", ["submitit.core.plugins", "launcher.agent.attempt"])
+def test_an_agent_whose_python_lacks_a_package_says_so_in_an_event(
+    lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = in_a_job(tmp_path, monkeypatch, task="0")
+    for name in ("EXECUTOR", *(f"LOCAL_{each}" for each in LOCAL)):
+        monkeypatch.setenv(f"SUBMITIT_{name}", "")  # which the agent sets: it is this process's again afterwards
+    monkeypatch.setitem(sys.modules, lacking, None)
+    try:
+        assert main(str(attempt.run.path)) == errors.NO_RETRY
+    finally:
+        gc.enable()
+    (fault,) = every(attempt.events(), Fault)
+    assert fault.code is FaultCode.REFUSED
+    assert str(fault.error).startswith(f"{sys.executable}: ")
+    assert lacking in str(fault.error)
 
 
 def cut_off() -> AttemptFailed:

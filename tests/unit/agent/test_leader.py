@@ -301,6 +301,31 @@ def test_a_program_is_not_given_up_because_its_saves_cannot_be_seen(
     assert found == ["restart"] * 3 + [end]
 
 
+@pytest.mark.parametrize(
+    ("places", "steps", "then"),
+    [
+        (["save"] * 4, [-1] * 4, ["restart"] * 3 + ["fail"]),
+        (["save", "load"] * 4, [-1] * 8, ["restart"] * 8),
+        (["save"] * 8, list(range(8)), ["restart"] * 8),
+        (["load", *["save"] * 3], [-1] * 4, ["restart"] * 4),
+    ],
+    ids=["one place", "two places", "further each time", "another error first"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["raised", "hung"])
+def test_a_new_file_is_no_progress_for_ever_if_each_round_ends_at_the_same_place(
+    kind: str, places: list[str], steps: list[int], then: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "has_saved", lambda *_: True)
+    history, found = History(), []
+    for place, step in zip(places, steps, strict=True):
+        verdict = judge(failed(1, kind, step=step, place=place), history, plan_for(), stopping=False, members=3)
+        found.append(verdict.then.value)
+        history = verdict.history
+    assert found == then
+    got_no_further = "3 restarts got no further (launch.max_restarts=3)" in verdict.failure.fault.message
+    assert got_no_further is (then[-1] == "fail")
+
+
 def test_ranks_that_are_independent_go_on_when_a_node_is_lost_and_end_without_it() -> None:
     cluster = Cluster(4, least=2, entry=PILOT_ENTRY).begin()
     cluster.lose(2)

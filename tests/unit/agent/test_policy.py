@@ -145,6 +145,32 @@ def test_the_kind_of_a_failure_for_the_restart_policy(code: FaultCode, kind: Rou
     assert failed(code, 0).kind is kind
 
 
+TRACE = """Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    main()
+  File "train.py", line 5, in main
+    raise RuntimeError(f"step {step}")
+RuntimeError: step 12
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "values", "place"),
+    [
+        (
+            FaultCode.RAISED, {"exception": "RuntimeError", "error": "RuntimeError: step 12", "traceback": TRACE},
+            'RuntimeError\n  File "train.py", line 9\n  File "train.py", line 5',
+        ),
+        (FaultCode.EXITED, {"error": "error: no such field"}, "error: no such field"),
+        (FaultCode.EXITED, {}, ""),
+        (FaultCode.SIGNALLED, {"error": "CUDA error"}, ""),
+        (FaultCode.LOST_PEER, {"exception": "RuntimeError", "traceback": TRACE}, ""),
+    ],
+)  # fmt: skip
+def test_where_an_error_was_raised(code: FaultCode, values: dict[str, str], place: str) -> None:
+    assert RankFailure(Fault(code=code, rank=1, host="node1", **values)).place == place
+
+
 @pytest.mark.parametrize(
     ("codes", "values", "expected"),
     [
