@@ -58,8 +58,8 @@ LOG_LINES = 40  # last lines of a rank's log that are searched; older errors may
 # Exception types of the launcher, torch and Hydra that mean a kind even if their text names a missing file.
 _TYPES = {
     **dict.fromkeys(("BackendError", "CheckpointError", "CheckpointException", "ConfigError", "HydraException",
-                     "LauncherError", "RanksDiffer", "TopologyError", "WorkloadError"), EndKind.CONFIG_ERROR),
-    "DatasetError": EndKind.FILE_MISSING, "NoGpuError": EndKind.NO_GPU,
+                     "LauncherError", "Misfit", "RanksDiffer", "TopologyError", "WorkloadError"), EndKind.CONFIG_ERROR),
+    "Damaged": EndKind.DAMAGED_CHECKPOINT, "DatasetError": EndKind.FILE_MISSING, "NoGpuError": EndKind.NO_GPU,
 }  # fmt: skip
 # Errors that mean a damaged file only while a checkpoint is being loaded; the others are in _TABLE.
 _DAMAGE = re.compile(r"\b(BadZipFile|EOFError|UnicodeDecodeError)\b|negative seek value|Errno 22\b")

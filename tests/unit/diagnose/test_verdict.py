@@ -220,9 +220,10 @@ def test_an_error_of_no_special_kind_is_the_codes() -> None:
 
 @pytest.mark.parametrize(
     ("exception", "kind"), [("WorkloadError", EndKind.CONFIG_ERROR), ("RanksDiffer", EndKind.CONFIG_ERROR),
+                            ("Misfit", EndKind.CONFIG_ERROR), ("Damaged", EndKind.DAMAGED_CHECKPOINT),
                             ("ValueError", EndKind.EXCEPTION)],
 )  # fmt: skip
-def test_a_setting_that_is_refused_is_known_by_the_type_of_the_exception(exception: str, kind: EndKind) -> None:
+def test_what_is_refused_is_known_by_the_type_of_the_exception(exception: str, kind: EndKind) -> None:
     told = raised(f"{exception}: this is no ConfigError, and nothing was killed by SIGBUS", exception=exception)
     assert classify(failed(told)).kind is kind
 
