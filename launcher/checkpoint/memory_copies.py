@@ -32,11 +32,12 @@ from launcher.checkpoint.state import ReplicaTable, bytes_of, fill_overlap, is_s
 from launcher.formatting import log_line
 from launcher.runs import events
 from launcher.runs.directory import Events, current_attempt
-from launcher.worker import exit_report
+from launcher.worker import exit_report, heartbeat
 from launcher.worker.process_group import Env
 
 T = TypeVar("T")
 PIECE = 1 << 30  # most bytes that are sent at once
+ENDED = 5.0  # seconds within which its agent ends a rank because another one is gone
 MEASURED = 5  # steps at most, the last ones between copies, of which the median is taken; and one copy less
 
 
@@ -182,7 +183,8 @@ class MemoryCheckpoints:
             self._failures, self._last = self._failures + 1, (copy.step, copy.began)
             self._say(f"the copy of step {copy.step} in memory failed: {error}")
             return False
-        except Exception as error:  # a rank is gone, and the round ends
+        except Exception as error:
+            self._await_end()
             self._end(one_line(error))
             return False
         self._first = False
@@ -298,8 +300,21 @@ class MemoryCheckpoints:
     def staged(self) -> float:
         # With checkpoint.memory=1 the last copy must be complete before another step is done, or two are done again.
         # Auto measures what a copy blocks without that; what is only being sent was complete when it was loaded
-        copy, every_step = self._copy, self.every == 1 and not self._auto
-        return 0.0 if copy is None else copy.staged(complete=every_step and copy.content is not None)
+        copy = self._copy
+        waited = 0.0 if copy is None else copy.staged(complete=self._each_step and copy.content is not None)
+        if copy is not None and copy.end:
+            self._await_end()
+        return waited
+
+    @property
+    def _each_step(self) -> bool:
+        return self.every == 1 and not self._auto
+
+    def _await_end(self) -> None:
+        # The group failed: most likely a rank is gone, and the next step would be one more that is done again
+        if self._each_step:
+            with heartbeat.alive():
+                time.sleep(ENDED)
 
     def wait(self) -> None:
         """Waits until the last copy is complete on all ranks, or one of them has failed."""

@@ -466,6 +466,30 @@ def test_no_step_is_done_before_the_copy_of_the_one_before_is_complete(
     assert copies == [1]
 
 
+@pytest.mark.parametrize("when", ["the first copy begins", "a copy is agreed on"])
+@pytest.mark.parametrize(("every", "slept"), [(1, [memory_module.ENDED]), (2, [])])
+def test_no_step_is_done_in_a_round_that_ends_because_a_rank_is_gone(
+    when: str, every: int, slept: list[float], training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copy was not completed; with the next step two would be done again."""
+
+    def fails(*_: object) -> Any:
+        raise RuntimeError("Connection closed by peer")
+
+    found = list[float]()
+    monkeypatch.setattr(memory_module.time, "sleep", found.append)
+    training.memory = every
+    _, state, saved = training.begin()
+    memory = saved._memory
+    assert memory is not None
+    monkeypatch.setattr(*(memory.group, "on_all") if when == "the first copy begins" else (memory, "_agree"), fails)
+    saved.keep(1, state)
+    saved.staged()
+    assert found == slept
+    saved.close()
+    assert memory.every == 0
+
+
 def test_no_step_waits_for_a_copy_that_was_loaded_and_is_being_sent(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
