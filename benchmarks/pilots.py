@@ -30,6 +30,7 @@ from benchmarks.measure import ROOT, Result, environment, interleaved, median_ra
 from benchmarks.sweep import PATIENCE, THEIRS, install_theirs, to_the_end, wait_until_idle
 from launcher.runs.event_files import read
 from launcher.runs.events import Event, ManagerBegan, PointBegan, PointEnded, Started, every, known
+from launcher.runs.history import process_of
 from launcher.runs.point_claims import Claims, EntryKind, Manager
 from launcher.runs.sweep_directory import Packing, Sweep, SweepManifest
 from tests.cluster.slurm_cluster import SlurmCluster
@@ -218,7 +219,12 @@ def _run(folder: Path, function: str, points: int) -> Sweep:
         ],
         _environment(folder),
     )  # fmt: skip
-    return Sweep(folder / "runs" / function)
+    sweep = Sweep(folder / "runs" / function)
+    for number in range(PILOTS):  # they end after their last point, and write until then
+        process = process_of(sweep.pilot(number))
+        while process is not None and process.alive():
+            time.sleep(0.05)
+    return sweep
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -80,7 +80,7 @@ def decide(
     | a stop request | resume |
     | too few nodes are left | resume |
     | at the same place as the round before (`again`), without progress | fail: it would happen again |
-    | the round made progress elsewhere, or fewer than max_restarts in a row did not | restart, unless max_restarts is 0 |
+    | progress, and not `again`; or fewer than max_restarts in a row without | restart, unless max_restarts is 0 |
     | it is unknown whether the round made progress; max_restarts is not 0 | resume |
     | otherwise | fail |
 
