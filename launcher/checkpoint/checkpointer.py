@@ -13,22 +13,24 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from launcher.checkpoint import format as checkpoints
+from launcher.checkpoint import memory_format
 from launcher.checkpoint.collectives import Peers, SavesFail, one_line
 from launcher.checkpoint.folder import CheckpointFolder, Retention
-from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfit, SaveFailed
-from launcher.checkpoint.loading import Loaded, LoadTarget, Opened, refuse, report_restored
-from launcher.checkpoint.memory_copies import InMemory, MemoryCheckpoints
-from launcher.checkpoint.memory_format import Source
+from launcher.checkpoint.format import MEMORY, CheckpointError, Damaged, Manifest, Misfit, SaveFailed
+from launcher.checkpoint.loading import Contents, Loaded, LoadTarget, Opened, refuse, report_restored
+from launcher.checkpoint.memory_copies import MemoryCheckpoints
 from launcher.checkpoint.saving import Final, Save, Staging, Writer
-from launcher.checkpoint.state import facts, merge, step_number
+from launcher.checkpoint.state import facts, fill_overlap, local_part, merge, step_number
 from launcher.formatting import log_line
 from launcher.runs import events
 from launcher.runs.directory import Events, current_attempt
@@ -339,7 +341,7 @@ class Checkpointer:
         if memory is None:
             return None
 
-        def fill(source: Source) -> tuple[Opened, Loaded]:
+        def fill(source: memory_format.Source) -> tuple[Opened, Loaded]:
             opened = InMemory(memory, source, wanted, newest)
             problems, loaded = self._fill(opened, wanted)
             if loaded is None:
@@ -434,3 +436,57 @@ def _before_optimizers(checkpointer: Checkpointer) -> Callable[..., None]:
             alive.staged()
 
     return hook
+
+
+class InMemory(Opened):
+    """What `MemoryCheckpoints.fetch` has brought, while it is loaded."""
+
+    def __init__(
+        self, memory: MemoryCheckpoints, source: memory_format.Source, wanted: LoadTarget, newest: Manifest | None
+    ) -> None:  # fmt: skip
+        manifest = Manifest(source.step, MEMORY, source.world_size, 0, {}, {}, {}, {})
+        super().__init__(Path(f"memory of step {source.step}"), manifest, wanted, memory.group, 0.0)
+        self._memory, self._source, self._newest = memory, source, newest
+        self._index: dict[str, Any] = {}
+        self._there: dict[str, Tensor] = {}  # the tensors of the copy in this agent's memory
+
+    def open(self) -> None:
+        source = self._source
+        same = source.world_size == self._peers.world_size
+        if same or source.mode == memory_format.WHOLE:
+            self._index, self._there, self.rank_state = self._memory.opened(source)
+        else:
+            self._index = self._memory.first_index(source)
+        self._manifest = replace(self._manifest, extra=self._index["extra"], metrics=self._index["metrics"])
+        kinds = {name: (dtype, shape) for name, (_, dtype, _, shape, _) in self._index["where"].items()}
+        index = self._index
+        self._choose(Contents(index["paths"], index["values"], index["lists"], kinds))
+
+    def loaded(self) -> Loaded:
+        return replace(super().loaded(), on_disk=self._newest)
+
+    def read(self) -> list[str]:
+        source = self._source
+        with torch.no_grad():
+            error: Exception | None = None
+            filled: dict[str, set[tuple[int, ...]]] = {name: set() for name in self.tensors}
+            left = {name: local_part(tensor).numel() for name, tensor in self.tensors.items()}
+
+            def take(index: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+                for name, (_, _, _, _, offset) in index["where"].items():
+                    if name in filled and offset not in filled[name]:
+                        filled[name].add(offset)
+                        left[name] -= fill_overlap(self.tensors[name], tensors[name], offset)
+
+            if source.mode == memory_format.WHOLE or source.world_size == self._peers.world_size:
+                take(self._index, self._there)
+            else:
+                for body, header in self._memory.pieces(source):
+                    try:
+                        index = memory_format.index_of(body, header)
+                        take(index, memory_format.tensors_in(body, index))
+                    except Exception as failed:  # the other ranks wait for this one's next pieces
+                        error = error or failed
+            if error is not None:
+                raise error
+        return [f"{name} is incomplete" for name, count in left.items() if count]

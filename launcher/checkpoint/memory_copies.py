@@ -13,9 +13,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -25,10 +24,9 @@ from torch import Tensor
 from launcher.binding import hardware
 from launcher.checkpoint import memory_format
 from launcher.checkpoint.collectives import Peers, one_line
-from launcher.checkpoint.format import MEMORY, CheckpointError, Damaged, Manifest
-from launcher.checkpoint.loading import Contents, Loaded, LoadTarget, Opened
+from launcher.checkpoint.format import CheckpointError, Damaged
 from launcher.checkpoint.saving import Snapshot, Staging, pinned
-from launcher.checkpoint.state import ReplicaTable, bytes_of, fill_overlap, is_statistic, local_part, nested, size_of
+from launcher.checkpoint.state import ReplicaTable, bytes_of, is_statistic, local_part, nested, size_of
 from launcher.formatting import log_line
 from launcher.runs import events
 from launcher.runs.directory import Events, current_attempt
@@ -603,60 +601,6 @@ class MemoryCheckpoints:
             for piece in body.split(PIECE) if self.group.many else ():
                 dist.broadcast(piece, each.held.holder, self.group.group)
             yield body, header
-
-
-class InMemory(Opened):
-    """What `MemoryCheckpoints.fetch` has brought, while it is loaded."""
-
-    def __init__(
-        self, memory: MemoryCheckpoints, source: memory_format.Source, wanted: LoadTarget, newest: Manifest | None
-    ) -> None:  # fmt: skip
-        manifest = Manifest(source.step, MEMORY, source.world_size, 0, {}, {}, {}, {})
-        super().__init__(Path(f"memory of step {source.step}"), manifest, wanted, memory.group, 0.0)
-        self._memory, self._source, self._newest = memory, source, newest
-        self._index: dict[str, Any] = {}
-        self._there: dict[str, Tensor] = {}  # the tensors of the copy in this agent's memory
-
-    def open(self) -> None:
-        source = self._source
-        same = source.world_size == self._peers.world_size
-        if same or source.mode == memory_format.WHOLE:
-            self._index, self._there, self.rank_state = self._memory.opened(source)
-        else:
-            self._index = self._memory.first_index(source)
-        self._manifest = replace(self._manifest, extra=self._index["extra"], metrics=self._index["metrics"])
-        kinds = {name: (dtype, shape) for name, (_, dtype, _, shape, _) in self._index["where"].items()}
-        index = self._index
-        self._choose(Contents(index["paths"], index["values"], index["lists"], kinds))
-
-    def loaded(self) -> Loaded:
-        return replace(super().loaded(), on_disk=self._newest)
-
-    def read(self) -> list[str]:
-        source = self._source
-        with torch.no_grad():
-            error: Exception | None = None
-            filled: dict[str, set[tuple[int, ...]]] = {name: set() for name in self.tensors}
-            left = {name: local_part(tensor).numel() for name, tensor in self.tensors.items()}
-
-            def take(index: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-                for name, (_, _, _, _, offset) in index["where"].items():
-                    if name in filled and offset not in filled[name]:
-                        filled[name].add(offset)
-                        left[name] -= fill_overlap(self.tensors[name], tensors[name], offset)
-
-            if source.mode == memory_format.WHOLE or source.world_size == self._peers.world_size:
-                take(self._index, self._there)
-            else:
-                for body, header in self._memory.pieces(source):
-                    try:
-                        index = memory_format.index_of(body, header)
-                        take(index, memory_format.tensors_in(body, index))
-                    except Exception as failed:  # the other ranks wait for this one's next pieces
-                        error = error or failed
-            if error is not None:
-                raise error
-        return [f"{name} is incomplete" for name, count in left.items() if count]
 
 
 def _statistics(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 from launcher.config import compose
 from launcher.config.compose import FOR_HYDRA, Composed
 from launcher.config.errors import with_place
-from launcher.config.overrides import key_of, opened, quoted, require_cluster
+from launcher.config.overrides import element, key_of, opened, quoted, require_cluster
 from launcher.environment import secrets, snapshot
 from launcher.environment.repository import sent_tree
 from launcher.errors import ConfigError, RunError, program
@@ -178,7 +178,11 @@ def ready_attempt(run: Run, changes: Sequence[str], *, new_snapshot: bool = Fals
             raise ConfigError(f"{word!r} is not KEY=VALUE")
         if (key := key_of(word)) in FIXED:
             raise ConfigError(f"{word}: {key} is what makes it this run; start another one instead")
-    overrides = merged_overrides(opened(record["overrides"]), opened(changes))
+    before = opened(record["overrides"])
+    of_sweep = record["config"]["sweep"]["after"] if sweep_of(run) else None  # not in a point's overrides
+    if of_sweep and "sweep.after" not in map(key_of, before):
+        before = [*before, f"sweep.after={element(of_sweep)}"]
+    overrides = merged_overrides(before, opened(changes))
     with _submitted_in(run):
         words = [*overrides, *place_overrides(run)]
         composed, prepared = _prepared(composed_config(words), words, run_id=run.id, new_snapshot=new_snapshot)

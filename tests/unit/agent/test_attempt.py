@@ -71,7 +71,7 @@ def test_an_agent_whose_variables_contradict_each_other_says_so_in_an_event(
     assert "Is a directory" in str(every(attempt.events(), Fault)[-1].error)
 
 
-@pytest.mark.parametrize("lacking", ["submitit.core.plugins", "launcher.agent.attempt"])
+@pytest.mark.parametrize("lacking", ["submitit.core.submission", "launcher.agent.attempt"])
 def test_an_agent_whose_python_lacks_a_package_says_so_in_an_event(
     lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

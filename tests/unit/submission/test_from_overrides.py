@@ -8,6 +8,7 @@ import pytest
 
 from launcher.errors import RunError
 from launcher.runs.directory import Run
+from launcher.runs.sweep_directory import Sweep, SweepManifest
 from launcher.submission import resume
 from tests.unit.plans import bare_plan
 
@@ -60,3 +61,22 @@ def test_a_run_of_a_former_version_is_resumed_with_variables_as_they_were_typed(
     words = ["workload=p2p", "++cluster.environment.A=true"]
     run.write_record(bare_plan(workdir=str(tmp_path)), {}, {"overrides": words})
     assert resume.ready_attempt(run, []).prepared.plan.cluster.environment["A"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("changes", "waits"), [([], ["first"]), (["sweep.after=null"], []), (["after=second"], ["second", "first"])]
+)
+def test_another_attempt_of_a_point_waits_for_what_its_sweep_waits_for(
+    changes: list[str], waits: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("first", "second"):
+        Run.create(tmp_path / name).write_record(bare_plan(run_id=name), {}, {})
+    sweep = Sweep.create(tmp_path / "points")
+    sweep.write(SweepManifest("points", (), (("seed=1",),)))
+    config = {"sweep": {"after": ["first"]}}
+    plan = bare_plan(workdir=str(tmp_path), run_id="points/0")
+    sweep.run(0).path.mkdir()
+    sweep.run(0).write_record(plan, config, {"overrides": ["workload=p2p", "seed=1"]})
+    again = resume.ready_attempt(sweep.run(0), changes)
+    assert again.prepared.plan.after == tuple(f"ok:{tmp_path}/{name}" for name in waits)
