@@ -21,7 +21,7 @@ from typing import IO
 from launcher.errors import RunError, UnavailableError, is_transient
 from launcher.fast_dataclasses import Struct
 from launcher.files import retried_reads, safe_io
-from launcher.files.retried_reads import Ok, Unavailable, Wrong, backoff, read_text, retry_read, unwrap
+from launcher.files.retried_reads import Ok, Unavailable, Wrong, read_text, retry_read, unwrap
 from launcher.processes import Process, namespace
 from launcher.runs.job_file import LeaseTimes
 
@@ -107,9 +107,6 @@ def _flock(file: IO[str], path: Path, how: int) -> bool:
 #
 # A holder that was cut off for longer than the timeout may return and still believe that it holds the lease. So what it
 # writes is checked: by `require`, and for the journal of a search in `launcher.search.search`.
-
-
-LOCK_SECONDS = 30.0  # seconds after which the folder PATH.lock is that of a killed job
 
 
 def is_dead(*, ours: bool, alive: bool | None, unchanged: float, timeout: float) -> bool:
@@ -221,7 +218,7 @@ class Lease:
                 if (seen := look(self.path)) is not None:
                     watch.look((seen.inode, seen.text), seen.changed, now)
                     if dead(seen, watch):
-                        self._remove_dead(seen)
+                        remove(self.path, lambda path: look(path) == seen)
                         continue
                 answered = now
             except OSError as error:
@@ -257,24 +254,11 @@ class Lease:
                 raise WithoutLinks(error.errno, error.strerror, str(self.path)) from None
             raise
 
-    def _remove_dead(self, seen: Seen) -> None:
-        # Jobs of older versions unlink a dead lease that they have just looked at, while they have made this folder
-        lock = f"{self.path}.lock"
-        for _ in backoff(LOCK_SECONDS, 0.1, 0.1):
-            with contextlib.suppress(OSError):
-                os.mkdir(lock)
-                break
-        try:
-            remove(self.path, lambda path: look(path) == seen)
-        finally:
-            with contextlib.suppress(OSError):
-                os.rmdir(lock)
-
 
 # -- The lease of a run keeps two attempts of it from running at the same time
 #
 # A job holds RUN/lease, and updates the file's time as a heartbeat. The content is the job id, then also the attempt
-# and the host. Jobs of older versions of the launcher take the same file in the same way.
+# and the host.
 #
 # | the lease | a job that waits for it |
 # |---|---|

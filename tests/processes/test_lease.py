@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,8 +12,6 @@ import pytest
 from launcher.runs import lease_and_locks
 from launcher.runs.directory import Run
 from launcher.submission import render
-from tests.launch import ROOT
-from tests.processes import old_lease
 from tests.unit.sandbox import DRIVER, SUCCEEDS, Outcome, Sandbox
 
 
@@ -154,46 +151,6 @@ def test_where_there_are_no_hard_links_an_attempt_holds_its_own_file(
     for name, value in (("RUN_DIR", str(tmp_path)), ("ATTEMPT", "2"), ("JOB_ID", "7"), ("LEASE", str(own))):
         monkeypatch.setenv(f"LAUNCHER_{name}", value)
     lease_and_locks.require()
-
-
-# -- Jobs of earlier versions may be queued or run when the launcher is updated: they and new ones take one lease
-
-
-KINDS = ("shell", "old", "new")
-
-
-def start(kind: str, run_dir: Path, job: str, *, timeout: int, beats: int, pause: float) -> subprocess.Popen[bytes]:
-    """Starts a job that takes the lease, works, makes heartbeats and releases it."""
-    words = [str(run_dir), job, "0.1", str(timeout), str(beats), str(pause)]
-    program = ["bash", "-c", old_lease.SHELL, "bash"]
-    if kind != "shell":
-        program = [sys.executable, "-m", "tests.processes.old_lease", kind]
-    return subprocess.Popen([*program, *words], cwd=ROOT)
-
-
-def test_old_and_new_jobs_that_find_a_dead_lease_at_once_run_one_after_the_other(tmp_path: Path) -> None:
-    (tmp_path / "lease").write_text("dead 0 node1\n")
-    jobs = [start(kind, tmp_path, f"{kind}{n}", timeout=3, beats=1, pause=0.2) for kind in KINDS for n in range(3)]
-    assert [job.wait(120) for job in jobs] == [0] * 9
-    lines = (tmp_path / "log").read_text().splitlines()
-    assert [line.split()[0] for line in lines] == ["begin", "end"] * 9
-    assert [line.split()[1] for line in lines[::2]] == [line.split()[1] for line in lines[1::2]]
-    assert [each.name for each in tmp_path.iterdir()] == ["log"]
-
-
-@pytest.mark.parametrize(("holder", "other"), [(a, b) for a in KINDS for b in KINDS if "new" in (a, b)])
-def test_old_and_new_jobs_know_whether_the_other_one_lives(tmp_path: Path, holder: str, other: str) -> None:
-    log = tmp_path / "log"
-    first = start(holder, tmp_path, "1", timeout=60, beats=1000, pause=0.3)
-    try:
-        until(lambda: log.exists() and log.read_text() == "begin 1\n")
-        assert start(other, tmp_path, "2", timeout=60, beats=1, pause=0).wait(60) == 93
-    finally:
-        first.kill()
-        first.wait()
-    assert (tmp_path / "lease").read_text().split()[:2] == ["1", "0"]
-    assert start(other, tmp_path, "2", timeout=2, beats=1, pause=0).wait(60) == 0
-    assert log.read_text() == "begin 1\nbegin 2\nend 2\n"
 
 
 def until(condition: object, timeout: float = 20) -> None:

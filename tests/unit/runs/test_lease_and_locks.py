@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import UnavailableError
-from launcher.files import retried_reads, safe_io
+from launcher.files import safe_io
 from launcher.processes import Process
 from launcher.runs import lease_and_locks as leases
 from launcher.runs.lease_and_locks import Holder, HolderWatch, Lease, WithoutLinks, hold, is_dead, look, remove
@@ -263,19 +263,6 @@ def test_a_process_that_was_stopped_by_a_signal_leaves_a_newer_lease(tmp_path: P
     assert process.exitcode == 0
     assert new.holds
     assert {each.name for each in tmp_path.iterdir()} == {"lease", ".new"}
-
-
-def test_a_lease_of_a_dead_holder_is_taken_although_a_job_was_killed_while_it_removed_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock(monkeypatch, leases, retried_reads)
-    Party(tmp_path, "old").link()
-    (tmp_path / "lease.lock").mkdir()
-    new = Party(tmp_path, "new")
-    new.lease.take(lambda *_: True, lambda: None, (1.0, 1.0))
-    assert new.holds
-    assert sum(clock.slept) >= leases.LOCK_SECONDS
-    assert not (tmp_path / "lease.lock").exists()
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
