@@ -268,16 +268,6 @@ def write_reply(path: Path, text: str) -> None:
         file.write(text)
 
 
-def replies(folder: Path, known: Mapping[int, Any] | None = None) -> dict[int, Any]:
-    """Returns the replies that have arrived, by the agent's index in the round; those in `known` are not read again."""
-    found = dict(known or {})
-    for path in folder.glob("member-*"):
-        place = path.name.partition("-")[2]
-        if place.isdecimal() and int(place) not in found and (value := read_reply(path)) is not None:
-            found[int(place)] = value
-    return found
-
-
 def read_reply(path: Path) -> Any:
     """Returns the reply in a file, parsed from JSON; None: the file is missing or not complete yet."""
     try:

@@ -98,7 +98,9 @@ def _stack(attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
         return len(replies) >= count or None
 
     if not wait_until(complete):
-        replies = attach.replies(folder, replies)  # of those behind one that is silent
+        for place in range(len(replies), count):  # those behind one that is silent
+            if (reply := attach.read_reply(folder / f"member-{place}")) is not None:
+                replies[place] = reply
     reports = [report for reply in replies.values() for report in reply if rank in (None, report["rank"])]
     for number, group in enumerate(group_stacks(reports)):
         print("\n".join(["", *stack_lines(group)] if number else stack_lines(group)))
@@ -114,16 +116,15 @@ def _stack(attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
 
 def _shell(seen: RunStatus, attempt: Attempt, rank: int) -> int:
     folder = attach.send(attempt, attach.RANK, rank=rank)
-    reply = wait_until(lambda: next(iter(attach.replies(folder).items()), None))
-    if reply is None:
+    location = wait_until(lambda: attach.read_reply(folder / attach.ONLY_REPLY))
+    if location is None:
         raise RunError(f"the agent of rank {rank} does not answer within {REPLY_TIMEOUT:g} s")
-    place, location = reply  # agents of the version before reply in the file of their place
     host, job = location["host"], location["job"]
     way = access(seen.plan, host, job, socket.gethostname())
     if way is None:
         term = os.environ.get("TERM")
         return connect_terminal(over_network(seen.plan, attempt, host, rank, mode="shell", term=term))
-    command = way.command("shell", str(folder / f"member-{place}"), terminal=sys.stdin.isatty())
+    command = way.command("shell", str(folder / attach.ONLY_REPLY), terminal=sys.stdin.isatty())
     try:
         return subprocess.run(command, env=way.environment(os.environ), check=False).returncode
     except NOT_ON_PATH:
@@ -170,8 +171,7 @@ def _choose(seen: RunStatus, at: Mapping[int, Breakpoint], rank: int | None) -> 
 
 _FRAME = re.compile(r'\s*File "(?P<path>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)')
 _WORKLOAD_CALLER = "_run_workload"  # function that calls a rank's workload; see launcher/worker/main.py
-# Files that run a user's program; the second is of the version before.
-_PROGRAM_RUNNERS = ("/launcher/worker/user_script.py", "/launcher/worker/script.py", "<frozen runpy>", "/runpy.py")
+_PROGRAM_RUNNERS = ("/launcher/worker/user_script.py", "<frozen runpy>", "/runpy.py")  # files that run user's programs
 STATES = {"D": "waits for a device or a file server (state D)", "T": "is stopped (state T)", "": "is gone"}
 
 

@@ -61,8 +61,7 @@ def _error(fault: events.Fault) -> str:
     if fault.reading and fault.reading not in (fault.error or ""):
         who += f", loading {fault.reading}"
     what = fault.code.value.replace("_", " ") if fault.error is None else fault.error
-    others = agents(fault.accused) if fault.error is None and fault.rank is None else ""  # an older version wrote it
-    return ": ".join(part for part in (who, what, others) if part)
+    return f"{who}: {what}"
 
 
 def _rank(fault: events.Fault) -> str:

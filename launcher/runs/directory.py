@@ -324,7 +324,7 @@ class Run(Struct):
     def secret(self) -> bytes:
         """Returns the run's secret, made if missing; raises RunError if it is damaged or others can read it."""
         path = self.path / SECRET
-        secret = unwrap(retry_read(lambda: folder_checks.secret_of_file(path), path))  # old versions made none
+        secret = unwrap(retry_read(lambda: folder_checks.secret_of_file(path), path))
         if secret is None:
             raise RunError(f"{path} is gone")
         return secret

@@ -12,7 +12,7 @@ and no lock is needed:
 |---|---|
 | a run is resumed while another command sees it as over | the file is younger than SETTLED, and is kept |
 | a job's script submits the next job of its run | that is a submission, which makes the file |
-| RUNS_DIR/.live is deleted, or an old version made RUNS_DIR | there is no `.whole`, so all records are read, once |
+| RUNS_DIR/.live is deleted | there is no `.whole`, so all records are read, once |
 | a submitter is killed before it submits | one superfluous file |
 | the index cannot be written | all records are read, every time |
 

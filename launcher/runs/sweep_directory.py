@@ -48,7 +48,7 @@ from launcher.runs.directory import Run
 from launcher.runs.events import Event, Refused, Submitted, Submitting, every
 from launcher.units import parse_ranges
 
-FORMAT = 2  # version of the manifest's format; format 1 has no `common`, and all overrides of each point
+FORMAT = 2  # version of the manifest's format
 RECORD = "sweep.json"
 PILOT = "-pilot-"  # between the id of a sweep and the number of its pilot
 # Keys of a single command: a change of them makes neither a new sweep nor a new point.
@@ -244,9 +244,9 @@ def _manifest(path: Path, _: tuple[int, ...]) -> SweepManifest:
     found = unwrap(read_json(path, io_bounds.SWEEP_BYTES))
     if not isinstance(found, dict) or "format" not in found:
         raise RunError(f"{path} cannot be read: it is no manifest of a sweep")
-    common = found.pop("common", [])
-    if found.pop("format") not in (1, FORMAT):
+    if found.pop("format") != FORMAT:
         raise RunError(f"{path} was written by another version of the launcher")
+    common = found.pop("common", None)
     wrong = _overfull(common, found.get("points"))  # before each point is looked at
     wrong = wrong or misfit(found, SweepManifest, RECORD) or misfit(common, tuple[str | None, ...], "common")
     if wrong:

@@ -314,9 +314,7 @@ class QsubScheduler(FolderQueue):
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
         """See `Queue.environment_within`. Adds qsub's folder to this process's PATH."""
         ours = run.path / "environment.sh"
-        # A driver of an older version does not name the file
-        older = ours if run.has(ours.name) else run.path.parent / ours.name
-        own = Path(os.environ.get("LAUNCHER_ENVIRONMENT_FILE", older))
+        own = Path(os.environ.get("LAUNCHER_ENVIRONMENT_FILE", ours))
         if own != ours and os.environ.get("LAUNCHER_RUN_DIR") == str(run.path):
             shutil.copy(own, ours)  # this job is an array's element, and continues as a plain job
         self.put_on_path()

@@ -79,7 +79,7 @@ def record_of(template: Mapping[str, Any], name: str, overrides: Sequence[str]) 
         for path in template["numbers"].get(key, ()):
             whole = isinstance(_at(record, path), int)
             _set(record, path, int(text) if whole else float(text))
-        for path, before in template.get("texts", {}).get(key, ()):
+        for path, before in template["texts"].get(key, ()):
             _set(record, path, f"{_renamed(before, template['name'], name)}{text}")
     record["overrides"] = list(overrides)
     return record

@@ -255,10 +255,8 @@ def require_same(run: Run, plan: JobPlan) -> None:
 
 
 def different_keys(plan: JobPlan, other: JobPlan) -> list[str]:
-    """Returns the keys that differ in two plans, perhaps of two versions, in which a program's entry has two names."""
     mine, theirs = (json.loads(json.dumps(keys_of(each))) for each in (plan, other))
-    program = plan.workload.kind == other.workload.kind == "Program"
-    return [key for key in mine if mine[key] != theirs.get(key) and not (program and key == "workload.entry")]
+    return [key for key in mine if mine[key] != theirs.get(key)]
 
 
 # -- Ctrl-C during a submission: it is delayed until the scheduler has answered, so that no job is left unrecorded

@@ -151,11 +151,11 @@ def test_only_the_agent_of_a_rank_replies_where_it_runs(attempt: Attempt) -> Non
         assert [path.name for path in folder.iterdir()] == [node_session.ONLY_REPLY]  # in a run of any size
         text = handler.next_request() or ""
         handler.handle(text, 0, "node1", lambda: [RankProcess(4, child.pid, 0, now)])
-        assert node_session.replies(folder) == {}
+        reply = folder / node_session.ONLY_REPLY
+        assert node_session.read_reply(reply) is None
         handler = RequestHandler(attempt, Stacks(1))
         handler.handle(text, 1, "node2", lambda: [RankProcess(5, child.pid, 0, now)])
-        location = node_session.replies(folder)[0]
-        assert node_session.replies(folder, {0: "known"}) == {0: "known"}
+        location = node_session.read_reply(reply)
         assert (location["rank"], location["host"], location["job"], location["cwd"]) == (5, "node2", "77", "/")
         assert location["changes"] == {"CHANGES": "4", "RANK": "5", "SLURM_JOB_ID": "77", "DROPS": None}
         assert "KEEPS" not in json.dumps(location)  # what a job was started with may be secret

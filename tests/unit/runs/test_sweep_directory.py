@@ -105,13 +105,6 @@ def test_the_overrides_of_any_points_are_read_as_they_were_written(tmp_path_fact
     assert sweep.manifest().points == tuple(points)
 
 
-def test_a_manifest_of_format_1_is_read(tmp_path: Path) -> None:
-    sweep = Sweep.create(tmp_path / "lr-1")
-    text = '{"format": 1, "name": "lr", "command": ["-m"], "points": [["seed=1", "x=1"], ["seed=2", "x=1"]]}'
-    (sweep.path / "sweep.json").write_text(text)
-    assert sweep.manifest() == SweepManifest("lr", ("-m",), (("seed=1", "x=1"), ("seed=2", "x=1")))
-
-
 def many(count: int, common: int) -> SweepManifest:
     return SweepManifest("lr", (), tuple(("a=1", f"seed={10**6 + seed}", f"z={'x' * common}") for seed in range(count)))
 
@@ -154,14 +147,16 @@ def sparse(points: int, common: int) -> str:
     [
         (None, "is not a sweep: it has no sweep.json"),
         ("", "cannot be read"),
-        ('{"format": 1, "name": "x"', "cannot be read"),
+        ('{"format": 2, "name": "x"', "cannot be read"),
         ("[]", "cannot be read"),
         ("7", "cannot be read"),
+        ('{"format": 1}', "another version"),
         ('{"format": 3}', "another version"),
         ('{"name": "x"}', "cannot be read"),
-        ('{"format": 1, "points": [["a=1"]], "objective": []}', "cannot be read"),
-        ('{"format": 1, "points": [], "objective": [], "command": [], "name": "x", "more": 1}', "cannot be read"),
-        ('{"format": 1, "points": 3, "objective": [], "command": [], "name": "x"}', "cannot be read"),
+        ('{"format": 2, "common": [], "points": [["a=1"]], "objective": []}', "cannot be read"),
+        ('{"format": 2, "common": [], "points": [], "command": [], "name": "x", "more": 1}', "cannot be read"),
+        ('{"format": 2, "common": [], "points": 3, "objective": [], "command": [], "name": "x"}', "cannot be read"),
+        ('{"format": 2, "points": [["a=1"]], "command": [], "name": "x"}', "common"),
         ('{"format": 2, "points": [["a=1"]], "common": ["b=1", 3], "command": [], "name": "x"}', "common"),
         ('{"format": 2, "points": [["a=1"]], "common": [null, null], "command": [], "name": "x"}', "lacks overrides"),
         (sparse(100_001, 0), "100,001 points"),

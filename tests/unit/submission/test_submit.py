@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from launcher.submission.submit import Interrupted, SubmittedRun, submit
 from launcher.sweeps.prepare import prepare_sweep
 from tests.launch import until
 from tests.unit.faults import FileServer
-from tests.unit.plans import bare_plan, make_config
+from tests.unit.plans import make_config
 from tests.unit.runs.test_lease_and_locks import Cluster
 from tests.unit.slurm_stand_in import SlurmStandIn
 from tests.unit.sweep_site import COMMAND, Site
@@ -234,24 +233,6 @@ def test_a_run_whose_first_submitter_was_refused_is_made_by_the_one_that_waited(
     after(lease_and_locks, "_flock", monkeypatch, other)
     assert handed_over(tmp_path).job_id == "100"
     assert [each.name for each in (tmp_path / "runs").iterdir() if each.is_dir() and each.name[:2] == ".a"] == []
-
-
-@pytest.mark.parametrize(
-    ("kind", "entry", "different"),
-    [
-        ("Program", "launcher.worker.program:main", []),  # the launcher's own, as an older version called it
-        ("Program", "launcher.worker.main:run_rank", []),
-        ("DdpMnist", "workloads.other:main", ["workload.entry"]),
-    ],
-)
-def test_names_of_an_older_version_are_no_other_values(kind: str, entry: str, different: list[str]) -> None:
-    plan = bare_plan()
-    entry_now = "launcher.worker.main:run_rank"
-    work = replace(plan.workload, kind=kind, entry=entry_now, params={"entry": entry_now, "hook": "new:Hook"})
-    params = {**work.params, "entry": entry, "hook": "workloads.hooks.ddp_mnist:Hook"}
-    older = replace(work, entry=entry, params=params)
-    found = submission.different_keys(replace(plan, workload=work), replace(plan, workload=older))
-    assert [key for key in found if key not in submission.OF_THE_COMMAND] == different
 
 
 @pytest.mark.parametrize("event", ["process", "submitted"])
