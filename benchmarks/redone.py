@@ -40,7 +40,7 @@ from launcher import Env
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.memory_format import Pair
 from launcher.runs import event_files
-from launcher.worker import exit_report
+from launcher.worker import shared_with_agent
 from tests.cluster.slurm_cluster import SlurmCluster
 from tests.launch import Launcher
 from tests.unit.checkpoint.test_memory import BAD
@@ -263,7 +263,7 @@ def without_free_core(width: int, pairs: int) -> Result:
 
 def _busy(env: Env, file: int, folder: str, width: int, pairs: int) -> Tensor:
     """Returns seconds that a copy costs, steps between copies with auto, seconds of a step, and bytes of the state."""
-    exit_report.share_memory(file, env.rank)
+    shared_with_agent.share_memory(file, env.rank)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     data, labels = torch.randn(64, 64), torch.randint(10, (64,))
@@ -295,12 +295,12 @@ def _busy(env: Env, file: int, folder: str, width: int, pairs: int) -> Tensor:
 
 @contextmanager
 def _memory() -> Iterator[int]:
-    file = exit_report.make_memory()
-    exit_report.share_memory(file, 0)
+    file = shared_with_agent.make_memory()
+    shared_with_agent.share_memory(file, 0)
     try:
         yield file
     finally:
-        del os.environ[exit_report.MEMORY]
+        del os.environ[shared_with_agent.MEMORY]
         os.close(file)
 
 

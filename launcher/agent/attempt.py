@@ -39,7 +39,7 @@ from launcher.runs import events as kinds
 from launcher.runs.directory import Events, current_attempt
 from launcher.runs.events import Accused, Bound, Fault, Finished, Met, Place, Resized, last
 from launcher.schedulers import topology
-from launcher.worker import debugger, devices, exit_report, hang_diagnosis
+from launcher.worker import debugger, devices, hang_diagnosis, shared_with_agent
 from launcher.worker.devices import OWN_CORES, torch_build
 from launcher.worker.hang_diagnosis import Recorders
 from launcher.worker.heartbeat import Pulse
@@ -202,7 +202,7 @@ class _Agent:
             secret=attempt.run.secret(), key=f"{plan.run_id}/{attempt.number}/{place.job}", signals=signals,
         )  # fmt: skip
         stacks = hang_diagnosis.Stacks(self.own.ranks)
-        memory = exit_report.make_memory() if plan.checkpoint.memory != 0 else -1
+        memory = shared_with_agent.make_memory() if plan.checkpoint.memory != 0 else -1
         self._context = AgentContext(
             plan, attempt, events, signals, Pulse(self.own.ranks), memory, stacks, RequestHandler(attempt, stacks)
         )
@@ -321,7 +321,7 @@ class _Agent:
         assert place is not None
         context.pulse.clear(rendezvous.world_size)
         context.stacks.clear()
-        os.environ[exit_report.REACHED] = str(history.best)
+        os.environ[shared_with_agent.REACHED] = str(history.best)
         sockets = debugger.private_folder() if plan.debugs else None
         if sockets is not None:
             os.environ[debugger.SOCKETS] = str(sockets)

@@ -29,11 +29,11 @@ from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
 
 from launcher.checkpoint import format as checkpoints
 from launcher.config.schema import Backend, Device, LaunchMode
-from launcher.failures.error_texts import LOST_PEER, first_line
+from launcher.failures.known_errors import LOST_PEER, first_line
 from launcher.formatting import format_size, plural
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Placement, Rendezvous, listen_on
-from launcher.worker import devices, exit_report, process_group, user_script
+from launcher.worker import devices, process_group, shared_with_agent, user_script
 
 MIB = 2**20
 # Free bytes in a directory: below LEAST a check fails, below ENOUGH it warns.
@@ -358,7 +358,7 @@ def check_rank(
     plan: JobPlan, folder: Path, rendezvous: Rendezvous, position: int, timeout: float, placement: Placement
 ) -> NoReturn:
     """Makes the checks of one rank, and adds those of each part to its report. Runs until the agent kills it."""
-    agent = exit_report.take()
+    agent = shared_with_agent.take()
     torch.set_num_threads(1)
     checks = RankChecks(plan, folder, rendezvous, position, placement.place)
 

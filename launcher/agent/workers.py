@@ -26,8 +26,8 @@ from launcher.files.retried_reads import backoff
 from launcher.formatting import log_line, long_size, ranges
 from launcher.plan.plan import JobPlan
 from launcher.rendezvous.rounds import Placement
-from launcher.worker import exit_report
-from launcher.worker.exit_report import WorkerError
+from launcher.worker import shared_with_agent
+from launcher.worker.shared_with_agent import WorkerError
 
 # Signals that an agent ignores at times. Signals that were ignored when the agent started (nohup), or that Python
 # ignores, stay ignored in ranks.
@@ -67,19 +67,20 @@ def run_child(
         _take_cpus(placement)
         os.environ.update(placement.environment)
         os.environ.update({
-            "TORCHELASTIC_ERROR_FILE": str(error_file), exit_report.GATE: str(gate), exit_report.REPORT: str(report)
+            "TORCHELASTIC_ERROR_FILE": str(error_file), shared_with_agent.GATE: str(gate),
+            shared_with_agent.REPORT: str(report)
         })  # fmt: skip
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if fresh is not None:
             for descriptor in (gate, report, *fresh.descriptors):
                 os.set_inheritable(descriptor, True)
             os.execvpe(fresh.command[0], list(fresh.command), os.environ)  # noqa: S606  an argv list needs no shell
-        exit_report.begin_process()
-        code = exit_report.run_and_report(partial(run, placement), report)
+        shared_with_agent.begin_process()
+        code = shared_with_agent.run_and_report(partial(run, placement), report)
     except BaseException:
         traceback.print_exc()
     finally:
-        exit_report.end_process(code)
+        shared_with_agent.end_process(code)
     raise AssertionError("it has ended")
 
 
@@ -289,11 +290,11 @@ class WorkerGroup:
                 continue
             if (code := _exit_code(worker.pid)) is not None:
                 worker.code = code
-                returned, error = exit_report.read_report(worker.report)
+                returned, error = shared_with_agent.read_report(worker.report)
                 if error is None and returned is None and code:
-                    error = exit_report.read_error_file(worker.error_file)
+                    error = shared_with_agent.read_error_file(worker.error_file)
                 if error is None and code:
-                    error = exit_report.read_last_words(worker.errors, code)
+                    error = shared_with_agent.read_last_words(worker.errors, code)
                 placement = worker.placement
                 self._seen.append(WorkerExit(
                     placement.place, placement.rank, worker.pid, code, returned, error, time.time()
@@ -305,7 +306,7 @@ class WorkerGroup:
         return [worker.pid for worker in self._workers]
 
     def reports(self) -> list[Mapping[str, Any] | None]:
-        return [exit_report.read_report(worker.report)[0] for worker in self._workers]
+        return [shared_with_agent.read_report(worker.report)[0] for worker in self._workers]
 
     def forward_output(self) -> bool:
         """Copies some of the ranks' new output, each line as `[RANK] ...`. Returns whether to call again at once."""

@@ -49,7 +49,7 @@ from launcher.errors import near
 from launcher.runs import events
 from launcher.runs.directory import Events, current_attempt
 from launcher.torch_compat import DTensor, with_local
-from launcher.worker import exit_report
+from launcher.worker import shared_with_agent
 
 ABSENT = "not in the checkpoint"
 NOT_IN_STATE = "in the checkpoint, not in the state"
@@ -546,5 +546,5 @@ def report_restored(rank: int, step: int, began: float, *, memory: bool, receive
     seconds = round(time.perf_counter() - began, 4)
     # In a file of its own, which is read whole: of the file that has each save only the ends are
     Events(current_attempt() if rank == 0 else None, "restored")(events.Restored(
-        step=step, memory=memory, redone=exit_report.redone(step), seconds=seconds, received=received
+        step=step, memory=memory, redone=shared_with_agent.redone(step), seconds=seconds, received=received
     ))  # fmt: skip

@@ -30,7 +30,7 @@ from launcher.checkpoint.state import ReplicaTable, bytes_of, is_statistic, loca
 from launcher.formatting import log_line
 from launcher.runs import events
 from launcher.runs.directory import Events, current_attempt
-from launcher.worker import exit_report, heartbeat
+from launcher.worker import heartbeat, shared_with_agent
 from launcher.worker.process_group import Env
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ class MemoryCheckpoints:
         self._kept = False  # whether a copy was made in this round
         self._unpaired = False  # whether some agent has the only copy of what was loaded
         self._uses = False  # whether it has the memory; one object of a process has
-        here = None if _in_use else exit_report.shared_memory()
+        here = None if _in_use else shared_with_agent.shared_memory()
         firsts = self.group.on_all(lambda: None if here is None else env.rank - here[1])
         if here is None or None in firsts:
             if env.rank == 0:

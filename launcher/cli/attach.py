@@ -26,7 +26,7 @@ from typing import IO, Any
 from launcher import attach
 from launcher.attach import HELLO, SECRET, SERVED, data_message, data_of, exchange
 from launcher.errors import NOT_ON_PATH, RunError
-from launcher.failures.error_texts import main_thread
+from launcher.failures.known_errors import main_thread
 from launcher.files.folder_checks import require_own
 from launcher.formatting import name_ranks, plural, ranges
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, status_of

@@ -36,7 +36,7 @@ from launcher.paths import user_config_dir
 from launcher.plan import workload_hook
 from launcher.plan.build import converted
 from launcher.redaction import public, without_password
-from launcher.schedulers import ask_and_submit, registry
+from launcher.schedulers import registry, run_command
 from launcher.schedulers.base import Queue, Scheduler
 from launcher.schedulers.registry import allocation
 from launcher.schedulers.site import Finding, Level, ok, problem, warning, worst
@@ -401,12 +401,12 @@ def driver(answer: str | None) -> Finding:
 def probe_nvidia() -> Finding:
     words = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     try:
-        done = ask_and_submit.run(words, timeout=8)
+        done = run_command.run(words, timeout=8)
     except NOT_ON_PATH:
         return driver(None)
     except subprocess.TimeoutExpired:
         return problem("gpus", "nvidia-smi did not answer within 8 s", "the driver hangs: ask the administrators")
-    except ask_and_submit.OutputTooLong as error:
+    except run_command.OutputTooLong as error:
         return problem("gpus", str(error), "it is not NVIDIA's nvidia-smi: check PATH")
     return driver(done.stdout if done.returncode == 0 else done.stdout + done.stderr)
 

@@ -18,7 +18,7 @@ from launcher.diagnose import verdict as known
 from launcher.diagnose.advice import Case, advice
 from launcher.diagnose.verdict import EndedAttempt
 from launcher.errors import DONE, FAILED, RunError
-from launcher.failures import error_texts, messages
+from launcher.failures import known_errors, messages
 from launcher.failures.codes import EndKind, FaultCode
 from launcher.formatting import clean, cut, name_ranks, plural, ranges, rough_size
 from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunStatus, or_damaged, rerun, status_of
@@ -194,11 +194,11 @@ def findings_of(seen: RunStatus, attempt: Attempt | None, following: Attempt | N
     if attempt is not None and rank is not None:
         errors = [line for path in rank_logs(attempt, rank, ("err",)) for line in tail(path)]
         if not trace and fault.code in known.LEFT:  # a program of the user
-            trace = error_texts.last_traceback(errors)
-        first_error = error_texts.last_error(trace) or (trace or fault.error or "").partition("\n")[0]
+            trace = known_errors.last_traceback(errors)
+        first_error = known_errors.last_error(trace) or (trace or fault.error or "").partition("\n")[0]
         same, followed, others, unsearched = _others(attempt, rank, first_error)
         log = _log(attempt, rank, trace)
-        frames = error_texts.crash_lines(errors)
+        frames = known_errors.crash_lines(errors)
         stacks = [{"ranks": [rank], "frames": frames}] if frames else []
     if attempt is not None and (fault.code is FaultCode.HANG or fault.limit):
         stacks = _stacks(attempt)
@@ -222,7 +222,7 @@ def findings_of(seen: RunStatus, attempt: Attempt | None, following: Attempt | N
         "others": others,  # the error line of each rank with a different error
         "unsearched": unsearched,  # number of further ranks, whose logs were not searched for errors
         "restarts": restarts(events),  # their causes, within the attempt
-        "traceback": error_texts.own_frames(trace) or None,  # of `rank`, without most frames of libraries
+        "traceback": known_errors.own_frames(trace) or None,  # of `rank`, without most frames of libraries
         "log": log,  # its last lines, without the traceback
         "memory": dict(evidence.memory),
         "stacks": stacks,  # for a hang, of all ranks; for a crash, of `rank`. Equal ones once; the newest frame first
@@ -277,11 +277,11 @@ def _others(attempt: Attempt, rank: int, first: str) -> tuple[list[int], list[in
     for each, path in logs[:MOST_RANKS]:
         lines = [line for line in tail(path) if line.strip()]
         # Without a traceback: errors that the launcher explains, and what a program prints before it exits
-        printed = next((line for line in lines[-1:] if line == first or error_texts.exception_of(line)), "")
-        error = error_texts.last_error("\n".join(lines)) or printed
-        if not error or error_texts.lost_peer(error):
+        printed = next((line for line in lines[-1:] if line == first or known_errors.exception_of(line)), "")
+        error = known_errors.last_error("\n".join(lines)) or printed
+        if not error or known_errors.lost_peer(error):
             followed.append(each)
-        elif error == first or error_texts.alike(error, first):
+        elif error == first or known_errors.alike(error, first):
             same.append(each)
         else:
             others[each] = error
@@ -298,8 +298,8 @@ def _of_last_round(attempt: Attempt, kind: str) -> list[tuple[int, Path]]:
 def _log(attempt: Attempt, rank: int, trace: str) -> list[str]:
     shown: list[str] = []
     for path in rank_logs(attempt, rank):
-        lines = error_texts.before_crash(tail(path))
-        lines = error_texts.before_traceback(lines) if trace else lines
+        lines = known_errors.before_crash(tail(path))
+        lines = known_errors.before_traceback(lines) if trace else lines
         shown += [line for line in lines if line.strip()][-LAST_LINES:]
     return shown[-LAST_LINES:]
 
@@ -307,7 +307,7 @@ def _log(attempt: Attempt, rank: int, trace: str) -> list[str]:
 def _stacks(attempt: Attempt) -> list[dict[str, Any]]:
     groups: dict[tuple[str, ...], list[int]] = {}
     for rank, path in _of_last_round(attempt, "stacks"):
-        groups.setdefault(error_texts.main_frames("\n".join(tail(path))), []).append(rank)
+        groups.setdefault(known_errors.main_frames("\n".join(tail(path))), []).append(rank)
     return [{"ranks": ranks, "frames": frames} for frames, ranks in groups.items()]
 
 

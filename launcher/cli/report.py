@@ -14,9 +14,9 @@ from pathlib import Path
 from launcher.cli.output import cause
 from launcher.formatting import rough_size
 from launcher.monitoring.run_status import all_statuses
-from launcher.reports import sections
+from launcher.reports import page
 from launcher.reports.collect import collect, collect_points
-from launcher.reports.sections import Page, sweep_page
+from launcher.reports.page import Page, sweep_page
 from launcher.runs.lookup import find_either
 from launcher.runs.sweep_directory import Sweep
 from launcher.search.progress import look
@@ -46,10 +46,10 @@ def run(arguments: Namespace) -> int:
         shown = _sweep(named)
     else:
         [seen] = all_statuses([named])
-        shown = sections.run_page(collect(seen, cause(seen)))
+        shown = page.run_page(collect(seen, cause(seen)))
     path: Path = arguments.output or named.path / "report.html"
-    text = sections.render(shown)
-    sections.write(path, text)
+    text = page.render(shown)
+    page.write(path, text)
     print(f"wrote {path} ({rough_size(len(text.encode()))})")
     if arguments.show:
         open_page(path)

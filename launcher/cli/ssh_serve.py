@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
 from launcher import __version__, io_bounds
-from launcher.environment.repository import FILE, LINK, PROGRAM, SENT, CodeFile, digest_of, sent_folder
+from launcher.environment.code_files import FILE, LINK, PROGRAM, SENT, CodeFile, digest_of, sent_folder
 from launcher.errors import BAD_INPUT, FAILED, ConfigError, LauncherError, RunError, explain
 from launcher.paths import SENDING, default_runs_dir
 from launcher.remote.ssh import PROTOCOL, START

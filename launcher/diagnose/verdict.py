@@ -7,7 +7,7 @@ The first row that applies decides:
 | the run was given up | no-progress |
 | the search of its sweep ended it | pruned |
 | a set-up line failed | setup-failed |
-| a rank raised an exception | the kind of its last line (`error_texts`), else exception |
+| a rank raised an exception | the kind of its last line (`known_errors`), else exception |
 | agents report a failed rendezvous, a hang or a bad node | rendezvous-timeout, hang, bad-node |
 | a program exited with a code, and its log ends with a traceback | as for an exception |
 | a rank or a node ended without a report, or was asked to stop | the scheduler's state of the job, or its notice in |
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher import errors
-from launcher.failures import error_texts, messages
+from launcher.failures import known_errors, messages
 from launcher.failures.codes import EndKind, FaultCode, NextReason, StopReason
 from launcher.formatting import cut, plural, rough_size
 from launcher.monitoring.run_status import APART, JobStatus, RunState, RunStatus
@@ -122,7 +122,7 @@ class Evidence:
         """Whether agents reported no fault, or one without its cause."""
         if not isinstance(self.fault, kinds.Fault):
             return self.fault is None
-        if error_texts.lost_peer(self.fault.error or ""):  # another rank had ended before
+        if known_errors.lost_peer(self.fault.error or ""):  # another rank had ended before
             return True
         return self.fault.code in _UNEXPLAINED and not self.fault.traceback
 
@@ -185,7 +185,7 @@ def _fault(seen: Evidence, fault: kinds.Fault) -> Verdict:
         if fault.code in _OF_FILES and fault.ends_with == errors.RESUME:  # a file server does not answer
             return Verdict(EndKind.STOPPED, cause)
         other = EndKind.EXITED if fault.exception == "SystemExit" else EndKind.EXCEPTION
-        kind = error_texts.kind_of(fault.error or "", fault.exception, loads=bool(fault.reading))
+        kind = known_errors.kind_of(fault.error or "", fault.exception, loads=bool(fault.reading))
         return Verdict(kind or _KINDS.get(fault.code, other), cause)
     if seen.cancelled and state not in DECISIVE and not seen.failed_uncancelled:
         return Verdict(EndKind.CANCELLED, _cancelled(seen))  # what agents saw then is what the cancellation did
@@ -196,11 +196,11 @@ def _fault(seen: Evidence, fault: kinds.Fault) -> Verdict:
     killed = fault.code is FaultCode.SIGNALLED and fault.signal == "SIGKILL"
     if (by_kernel := _killed_for_memory(seen.memory)) and killed:
         return Verdict(EndKind.OUT_OF_MEMORY, f"{cause}; {by_kernel[0]}", sure=by_kernel[1])
-    error = error_texts.last_error("\n".join(seen.log)) if fault.code in LEFT else ""
+    error = known_errors.last_error("\n".join(seen.log)) if fault.code in LEFT else ""
     if error:  # a program of the user; agents do not see its exceptions
         shown = cause if error == fault.error else f"{cause}: {error}"
-        return Verdict(error_texts.kind_of(error) or EndKind.EXCEPTION, shown, sign=error)
-    if found := error_texts.last_symptom(seen.log):
+        return Verdict(known_errors.kind_of(error) or EndKind.EXCEPTION, shown, sign=error)
+    if found := known_errors.last_symptom(seen.log):
         return Verdict(found[0], cause, sign=found[1])
     return _by_code(seen, fault, cause)
 
@@ -212,8 +212,8 @@ def _by_code(seen: Evidence, fault: kinds.Fault, cause: str) -> Verdict:
         if fault.signal == "SIGBUS":
             return Verdict(EndKind.SHARED_MEMORY, cause, sure=False)
         return Verdict(EndKind.KILLED, cause, sure=fault.signal not in (None, "SIGKILL"))
-    if fault.code is FaultCode.LOST_PEER or error_texts.lost_peer(fault.error or ""):
-        kind = error_texts.kind_of(fault.error or "", fault.exception)
+    if fault.code is FaultCode.LOST_PEER or known_errors.lost_peer(fault.error or ""):
+        kind = known_errors.kind_of(fault.error or "", fault.exception)
         return Verdict(kind or EndKind.CONNECTION_LOST, cause, sure=False)
     if fault.code is FaultCode.STOPPED_EARLY:
         return Verdict(EndKind.CANCELLED if seen.state is RunState.CANCELLED else EndKind.STOPPED, cause, sure=False)
@@ -268,7 +268,7 @@ def _without_fault(seen: Evidence) -> Verdict:
     code = f" (exit code {seen.ended})" if seen.ended is not None else ""
     request = messages.of_request(seen.request.host, seen.request.signal) if seen.request else ""
     reported = f"{seen.scheduler} says {state}" if state in DECISIVE else seen.job.text or state
-    found = error_texts.last_symptom(seen.output) if kind is None else None
+    found = known_errors.last_symptom(seen.output) if kind is None else None
     sign = found[1] if found else ""
     show_last = (sign or last) and state not in _STATE_KINDS and not request
     printed = f"its last line: {sign or last}" if show_last else ""
@@ -381,7 +381,7 @@ def _with_texts(seen: RunStatus, attempt: Attempt | None, following: Attempt | N
     rank = evidence.fault.rank if isinstance(evidence.fault, kinds.Fault) else None
     log: tuple[str, ...] = ()
     if attempt is not None and rank is not None:
-        log = tuple(line for path in rank_logs(attempt, rank) for line in tail(path)[-error_texts.LOG_LINES :])
+        log = tuple(line for path in rank_logs(attempt, rank) for line in tail(path)[-known_errors.LOG_LINES :])
     return replace(evidence, notices=found, output=tuple(output), log=log, memory=memory)
 
 

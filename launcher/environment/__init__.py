@@ -2,7 +2,7 @@
 
 It may import runs, plan and what is below them.
 
-- `repository`: the files of the user's code: those of a git repository, or those that were sent from another machine,
+- `code_files`: the files of the user's code: those of a git repository, or those that were sent from another machine,
   by the list that came with them
 - `snapshot`: copies the user's code into the run directory (env.snapshot), and maps paths into the copy
 - `archives`: makes archives of environments (`env pack`), checks env.archive at submission, and unpacks it on each node

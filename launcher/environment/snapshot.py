@@ -19,7 +19,7 @@ from pathlib import Path
 from launcher import __version__
 from launcher.config.schema import Config, Function, Program
 from launcher.environment import programs
-from launcher.environment.repository import Tree, check, tree, within
+from launcher.environment.code_files import Tree, check, tree, within
 from launcher.errors import ConfigError, RunError
 from launcher.paths import PACKAGE
 from launcher.plan.build import PlanFacts

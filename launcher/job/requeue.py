@@ -28,8 +28,8 @@ from launcher.runs.directory import Attempt, Events, Run, current_attempt
 from launcher.runs.history import journal_events
 from launcher.runs.job_file import time_left
 from launcher.schedulers import registry
-from launcher.schedulers.ask_and_submit import SubmissionRefused, submit_behind
 from launcher.schedulers.base import JOB_TIMEOUT, AnswerLost, Ending, QueryError, Scheduler
+from launcher.schedulers.run_command import SubmissionRefused, submit_behind
 from launcher.submission import race, render
 from launcher.submission.dependencies import update_followers
 

@@ -27,7 +27,7 @@ from launcher.runs import event_files
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Ended, Fault, Started
 from launcher.schedulers import topology
-from launcher.worker import exit_report
+from launcher.worker import shared_with_agent
 from launcher.worker.devices import OWN_CORES
 
 # -- Divides the CPUs and GPUs of a node among its slots. Pure, except that `slots_of_node` reads this node's hardware
@@ -158,7 +158,7 @@ def _run(attempt: Attempt, slot: Slot, host: str, manager: int) -> NoReturn:
     try:
         processes.die_with_parent(manager)
         signal.set_wakeup_fd(-1)
-        exit_report.begin_process()
+        shared_with_agent.begin_process()
         path = attempt.run.path / f"output-{os.environ.get('LAUNCHER_JOB_ID', '')}.log"
         output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         take_streams(output, output)
@@ -167,7 +167,7 @@ def _run(attempt: Attempt, slot: Slot, host: str, manager: int) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        exit_report.end_process(code)
+        shared_with_agent.end_process(code)
     raise AssertionError("it has ended")
 
 

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 
 from launcher import __version__
 from launcher.config.overrides import key_of
-from launcher.environment.repository import CodeFile, Tree, check, commit_of, digest_of, listed, read_file, tree, within
+from launcher.environment.code_files import CodeFile, Tree, check, commit_of, digest_of, listed, read_file, tree, within
 from launcher.errors import ConfigError
 from launcher.files import folder_checks, safe_io
 from launcher.formatting import clean, plural, rough_size

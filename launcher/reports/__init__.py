@@ -7,5 +7,5 @@ scripts, and no requests. All text from a run directory, such as host names and 
   results of benchmarks (`p2p`, `collective`) as curves; of a sweep all results, and the events of the best points; the
   only module that reads runs
 - `figures`: all figures, and the words for numbers
-- `sections`: what the page of a run or a sweep shows: its sections and tables; fills `page.html.j2` with them
+- `page`: what the page of a run or a sweep shows: its sections and tables; fills `page.html.j2` with them
 """

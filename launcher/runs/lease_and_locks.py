@@ -552,7 +552,7 @@ _SUBMITTED: set[Path] = set()  # directories of which this process holds the loc
 def only_submitter(folder: Path) -> Iterator[None]:
     """Holds the submitter's lock of a run or sweep while the block runs; waits for it first. Reentrant in a process.
 
-    sbatch or qsub inherits the lock (`ask_and_submit.run_submission`). So if a submitter is killed, the next one waits
+    sbatch or qsub inherits the lock (`run_command.run_submission`). So if a submitter is killed, the next one waits
     until sbatch has ended too, and then can tell whether there is a job. On a file system without locks nothing is
     locked; a job that was submitted before is still found by its token.
     """

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from launcher import io_bounds
 from launcher.errors import UnavailableError, explain, is_transient
-from launcher.failures.error_texts import without_torchs_prefix
+from launcher.failures.known_errors import without_torchs_prefix
 from launcher.fast_dataclasses import Struct
 from launcher.files import safe_io
 from launcher.files.retried_reads import retry_read, unwrap

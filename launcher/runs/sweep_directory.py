@@ -11,7 +11,7 @@
       claims/, managers/    of a packed sweep: which pilot runs which point (launcher/runs/point_claims.py)
       search/               of a search:
         settings.json       what is searched, and how; written by the submitter
-        template.json       from which the record of each point is made (launcher/search/record_template.py)
+        template.json       from which the record of each point is made (launcher/search/point_template.py)
         journal.jsonl       Optuna's journal of all trials; written by the jobs (launcher/search/search.py)
         lock                held during each operation on the journal (launcher/search/search.py)
       cancelled             points that have not started must not start
@@ -423,7 +423,7 @@ class SearchRecord:
         return unwrap(exists(self.folder / "settings.json"))
 
     def create(self, settings: SearchSettings, template: Mapping[str, Any]) -> None:
-        """Writes the settings and the template (`record_template.template_of`); the journal of trials is kept."""
+        """Writes the settings and the template (`point_template.template_of`); the journal of trials is kept."""
         safe_io.make_folder(self.folder)
         safe_io.write(self.folder / "template.json", json.dumps(template))
         values = {"format": SEARCH_FORMAT, **as_json(settings)}

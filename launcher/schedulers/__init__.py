@@ -8,7 +8,7 @@ other.
 - `registry`: loads schedulers, task starters and function executors by name; those without a queue: this machine, and
   the allocation of this shell
 - `qsub`: what PBS and Grid Engine share: which of them qsub belongs to, submission, qsub's options
-- `ask_and_submit`: runs a scheduler's command with a timeout; submits a job exactly once, and the next job of a run
+- `run_command`: runs a scheduler's command with a timeout; submits a job exactly once, and the next job of a run
 - `job_cache`: caches the list of the user's jobs for all commands on this machine
 - `executor`: the submitit executors that submit runs and job arrays; states of jobs
 - `templates`: loads the templates of job scripts, quotes what they print, validates a profile's extra options

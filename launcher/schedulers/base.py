@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from launcher.config.schema import Cluster
     from launcher.plan.plan import JobPlan
     from launcher.runs.directory import Run
-    from launcher.schedulers.ask_and_submit import SubmitCommand
     from launcher.schedulers.executor import RunExecutor
     from launcher.schedulers.pending import Explanation, Form, Waiting
+    from launcher.schedulers.run_command import SubmitCommand
     from launcher.schedulers.site import Finding, Site
 
 

@@ -33,9 +33,9 @@ from launcher.runs.history import journal_events, process_of
 from launcher.runs.job_file import exports
 from launcher.runs.sweep_directory import element_id
 from launcher.schedulers import registry
-from launcher.schedulers.ask_and_submit import SubmissionRefused, submit_once
 from launcher.schedulers.base import BY_HAND, JobState, Queries, QueryError, Queue, SchedulerJob
 from launcher.schedulers.registry import job_environment
+from launcher.schedulers.run_command import SubmissionRefused, submit_once
 
 # submitit's state names for jobs that have not ended; submitit takes any other name for the end of a job.
 NOT_OVER = {

@@ -22,11 +22,11 @@ from launcher.fast_dataclasses import Struct
 from launcher.files import folder_checks
 from launcher.files.retried_reads import exists, unwrap
 from launcher.redaction import without_secrets
-from launcher.schedulers import ask_and_submit
-from launcher.schedulers.ask_and_submit import NoAnswer, SubmissionRefused, SubmitCommand
+from launcher.schedulers import run_command
 from launcher.schedulers.base import FolderQueue, QueryError, in_folder
 from launcher.schedulers.job_cache import cache_file, read_cached, write_cached
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
+from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, SubmitCommand
 from launcher.schedulers.templates import require_plain
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def detect_kind() -> QsubKind:
 def _look(path: str, changed: int) -> Qsub:
     def run(*arguments: str) -> str:
         try:
-            done = ask_and_submit.run([path, *arguments], timeout=20)
+            done = run_command.run([path, *arguments], timeout=20)
         except (OSError, subprocess.SubprocessError) as error:
             return str(error)
         return f"{done.stdout}\n{done.stderr}"
@@ -139,7 +139,7 @@ class QsubCommands(ABC):
 
     def run(self, *command: str, good: tuple[int, ...] = (0,)) -> str:
         """Returns the output of a command; raises QueryError unless it exits in time with a code in `good`."""
-        done = ask_and_submit.query(*command, timeout=self.timeout, environment=os.environ, good=good)
+        done = run_command.query(*command, timeout=self.timeout, environment=os.environ, good=good)
         # Without a server Grid Engine's qconf exits as if what it shows were missing, and qstat -j with 0
         if self.unanswered.search(done.stderr):
             raise QueryError(f"{command[0]} failed: {' '.join(done.stderr.split())}")
@@ -174,7 +174,7 @@ class QsubCommands(ABC):
         | anything else | not 0 | SubmissionRefused, with the message and a hint |
         """
         request = self.request(script, environment, *arguments, text=text)
-        done = ask_and_submit.run_submission(request, timeout=self.timeout)
+        done = run_command.run_submission(request, timeout=self.timeout)
         if job_id := self._accepted(done):
             return job_id
         printed = (done.stderr.strip() or done.stdout.strip()).split("usage:")[0].strip().removesuffix("Exiting.")

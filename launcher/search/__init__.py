@@ -10,6 +10,6 @@ It may import runs and config. Only this package imports Optuna.
 
 - `search`: the search of points with Optuna: its journal, the distributions of keys, what it asks and tells; what a
   slot manager does for it: chooses a point, makes its run, prunes it, records its end
-- `record_template`: the template from which the records of points are made; works without Optuna
+- `point_template`: the template from which the records of points are made; works without Optuna
 - `progress`: how far a search is: its budget, the values that points report, and what it has chosen
 """

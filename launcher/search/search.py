@@ -41,8 +41,8 @@ from launcher.runs.events import Pruned
 from launcher.runs.lease_and_locks import hold
 from launcher.runs.sweep_directory import OVERRIDES, SearchRecord, SearchSettings, Sweep, TrialRecord, TrialState
 from launcher.search import progress
+from launcher.search.point_template import record_of
 from launcher.search.progress import PointReports, seconds_of, value_of
-from launcher.search.record_template import record_of
 
 
 class JournalBackend(BaseJournalBackend):

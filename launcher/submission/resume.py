@@ -13,7 +13,7 @@ from launcher.config.compose import FOR_HYDRA, Composed
 from launcher.config.errors import with_place
 from launcher.config.overrides import element, key_of, opened, quoted, require_cluster
 from launcher.environment import secrets, snapshot
-from launcher.environment.repository import sent_tree
+from launcher.environment.code_files import sent_tree
 from launcher.errors import ConfigError, RunError, program
 from launcher.fast_dataclasses import Struct
 from launcher.files.folder_checks import require_own
@@ -27,7 +27,7 @@ from launcher.runs.history import journal_events, read_history
 from launcher.runs.lease_and_locks import only_submitter
 from launcher.runs.sweep_directory import COMMAND_KEYS, sweep_of
 from launcher.schedulers import registry
-from launcher.schedulers.ask_and_submit import SubmissionRefused
+from launcher.schedulers.run_command import SubmissionRefused
 from launcher.submission import race
 from launcher.submission import submit as submission
 from launcher.submission.dependencies import update_followers

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import __version__, redaction
 from launcher.agent import payload
-from launcher.environment import repository, snapshot
+from launcher.environment import code_files, snapshot
 from launcher.environment import secrets as secret
 from launcher.errors import ConfigError, SubmissionError, UnavailableError, explain
 from launcher.fast_dataclasses import Struct
@@ -33,8 +33,8 @@ from launcher.runs.events import Submitting, every
 from launcher.runs.history import journal_events, process_of, read_history
 from launcher.runs.lease_and_locks import only_submitter
 from launcher.schedulers import registry
-from launcher.schedulers.ask_and_submit import SubmissionRefused, submit_behind
 from launcher.schedulers.base import BY_HAND
+from launcher.schedulers.run_command import SubmissionRefused, submit_behind
 from launcher.submission import dependencies, race, render
 from launcher.submission.prepare import Prepared
 
@@ -186,7 +186,7 @@ def facts_of_here(folder: str) -> dict[str, Any]:
 
     return {
         "launcher": __version__, "python": platform.python_version(), "hydra": version("hydra-core"),
-        "submitit": version("submitit"), "host": platform.node(), "commit": repository.commit_of(folder),
+        "submitit": version("submitit"), "host": platform.node(), "commit": code_files.commit_of(folder),
     }  # fmt: skip
 
 

@@ -32,8 +32,8 @@ from launcher.plan.build import check_name, refuse_unusable
 from launcher.plan.plan import PILOT_ENTRY, JobPlan, Workload, from_dict, keys_of, plan_misfit
 from launcher.runs import directory, point_claims, sweep_directory
 from launcher.runs.sweep_directory import Packing, SearchRecord, SearchSettings, Sweep, SweepManifest
+from launcher.search.point_template import template_of
 from launcher.search.progress import look
-from launcher.search.record_template import template_of
 from launcher.submission import prepare, render
 from launcher.submission.prepare import Inputs, check_capacity, held_allocation, planned, site_of
 from launcher.submission.submit import OF_THE_COMMAND, different_keys, facts_of_here
@@ -343,7 +343,7 @@ def plan_of(point: JobPlan, sweep: Sweep, packing: Packing, number: int) -> JobP
 
 
 # -- Prepares a search: a sweep whose pilots choose its points while they run (sweep.search). Representative points are
-# planned and checked; from their records comes the template for those of all points (search/record_template.py)
+# planned and checked; from their records comes the template for those of all points (search/point_template.py)
 
 
 def representatives(space: Space, fixed: Sequence[str]) -> list[tuple[str, ...]]:

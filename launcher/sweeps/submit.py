@@ -37,9 +37,9 @@ from launcher.runs.lease_and_locks import only_submitter
 from launcher.runs.point_claims import Claims, EntryKind, PointLog, State
 from launcher.runs.sweep_directory import SearchRecord, Sweep
 from launcher.schedulers import registry
-from launcher.schedulers.ask_and_submit import SubmissionRefused
 from launcher.schedulers.base import BY_HAND, parts
 from launcher.schedulers.executor import begun
+from launcher.schedulers.run_command import SubmissionRefused
 from launcher.search.progress import chooses_more
 from launcher.submission import dependencies, render
 from launcher.submission import submit as submission

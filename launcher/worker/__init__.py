@@ -7,7 +7,7 @@ interpreter a program needs, so it imports the standard library only.
 - `process_group`: joins the process group of the ranks, tells their places and who is missing, sends objects with a MAC
 - `devices`: the device of a rank: GPU or CPU, its accelerator's calls, its threads; the network that NCCL uses
 - `user_script`: runs a user's script as `python` would, and reports how it failed; standard library only
-- `exit_report`: between a rank and its agent: the gate before it joins, and the report of its metrics or error
+- `shared_with_agent`: between a rank and its agent: the gate before it joins, and the report of its metrics or error
 - `heartbeat`: the heartbeats of ranks, in memory that they share with their agent
 - `stop_agreement`: on which step all ranks stop or save: the agreement through their agents
 - `hang_diagnosis`: which ranks hang, and where: their stacks, and NCCL's flight recorder

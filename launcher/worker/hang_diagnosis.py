@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import processes
-from launcher.failures.error_texts import main_thread
+from launcher.failures.known_errors import main_thread
 from launcher.files.json_types import from_json
 from launcher.formatting import name_ranks
 from launcher.runs.events import Accused

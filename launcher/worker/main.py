@@ -33,13 +33,13 @@ from launcher.config import schema
 from launcher.environment import programs
 from launcher.environment.programs import words as words_of
 from launcher.failures.codes import StopReason
-from launcher.failures.error_texts import LOST_PEER
+from launcher.failures.known_errors import LOST_PEER
 from launcher.files import safe_io
 from launcher.paths import own_module
 from launcher.plan.plan import JobPlan
 from launcher.runs.directory import Events, current_attempt, require_private
 from launcher.runs.events import Stop
-from launcher.worker import debugger, devices, exit_report, hang_diagnosis, heartbeat, user_script
+from launcher.worker import debugger, devices, hang_diagnosis, heartbeat, shared_with_agent, user_script
 
 AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # the agent's variables, wrong in its ranks: removed
 
@@ -50,14 +50,14 @@ def run_rank(
     """Runs the workload in this process. Raises SystemExit (75): a file cannot be read now.
 
     place: index of this rank among its agent's; lives: how often the attempt's ranks were started before.
-    pulse_file, stacks_file, memory_file: descriptors of `Pulse.share`, `Stacks.file`, `exit_report.make_memory` or -1.
+    pulse_file, stacks_file, memory_file: descriptors of `Pulse.share`, `Stacks.file`, `make_memory` or -1.
     """
     faulthandler.enable(file=2, all_threads=True)  # a segmentation fault leaves its stacks in the log
-    agents = exit_report.take()
+    agents = shared_with_agent.take()
     slot = heartbeat.RankSlot(mmap.mmap(pulse_file, 0), place)
     heartbeat.take(slot)
     hang_diagnosis.serve(stacks_file)
-    exit_report.share_memory(memory_file, place)
+    shared_with_agent.share_memory(memory_file, place)
     os.umask(plan.umask)
     devices.limit_threads(os.environ)
     os.environ.update(devices.variables(plan, os.environ))
@@ -130,7 +130,7 @@ def end_attempt(error: errors.LauncherError) -> int:
     return error.exit_code
 
 
-def _run_workload(plan: JobPlan, agents: exit_report.AgentChannels) -> dict[str, Any]:
+def _run_workload(plan: JobPlan, agents: shared_with_agent.AgentChannels) -> dict[str, Any]:
     from launcher.worker import process_group
 
     module, _, function = plan.workload.entry.partition(":")
@@ -193,7 +193,7 @@ def _execute(plan: JobPlan, stacks: int, report: int, others: list[int]) -> NoRe
     descriptors = [each for each in (stacks, report, *others) if each >= 0]
     settings: dict[str, Any] = {
         "stacks": stacks, "report": report, "descriptors": descriptors,
-        "lost_peer": LOST_PEER.pattern, "delay": exit_report.SYMPTOM_DELAY,
+        "lost_peer": LOST_PEER.pattern, "delay": shared_with_agent.SYMPTOM_DELAY,
         "debug": {"launcher": str(Path(user_script.__file__).parents[2]), **debugger.install_arguments(plan)},
     }  # fmt: skip
     os.environ["LAUNCHER_PROGRAM"] = json.dumps(settings)
@@ -241,8 +241,8 @@ def fresh_command(place: int, *, lives: int, **files: int) -> list[str]:
 def main(arguments: str) -> int:
     """Runs a rank that `fresh_command` started, with its last argument (JSON); returns the exit code."""
     given = json.loads(arguments)
-    report = int(os.environ[exit_report.REPORT])
-    for descriptor in (*given["files"].values(), report, int(os.environ[exit_report.GATE])):
+    report = int(os.environ[shared_with_agent.REPORT])
+    for descriptor in (*given["files"].values(), report, int(os.environ[shared_with_agent.GATE])):
         if descriptor >= 0:
             os.set_inheritable(descriptor, False)
 
@@ -251,7 +251,7 @@ def main(arguments: str) -> int:
         assert attempt is not None, "an agent has started this"
         return run_rank(attempt.run.plan(), given["place"], **given["files"], lives=given["lives"])
 
-    return exit_report.run_and_report(run, report)
+    return shared_with_agent.run_and_report(run, report)
 
 
 if __name__ == "__main__":

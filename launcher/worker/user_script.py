@@ -6,7 +6,7 @@
 A rank that runs a Python program executes this file, in whatever interpreter the program needs (Python 3.8 or later,
 perhaps without torch or launcher). So it imports the standard library only, and only after it has removed its own
 folder from `sys.path`.
-Forked ranks (`exit_report`) also use the functions that turn an error into a report, and that recognise a lost rank.
+Forked ranks (`shared_with_agent`) also use the functions that turn an error into a report and recognise a lost rank.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(kind: str, target: str, *arguments: str) -> None:
     try:
         (run_script if kind == "script" else run_module)(target, list(arguments))
     except SystemExit as leave:
-        if report := exit_report(leave, settings.get("lost_peer", "")):
+        if report := shared_with_agent(leave, settings.get("lost_peer", "")):
             write_report(descriptor, owner, {"error": report}, settings.get("delay", 0.0))
         raise
     except KeyboardInterrupt as error:
@@ -72,7 +72,7 @@ def main(kind: str, target: str, *arguments: str) -> None:
 
 
 def error_report(error: BaseException, shown: Cut, lost_peer_words: str) -> dict[str, Any]:
-    """Returns the report of an error in JSON types: the fields of `exit_report.WorkerError`, and `time`."""
+    """Returns the report of an error in JSON types: the fields of `shared_with_agent.WorkerError`, and `time`."""
     lost = lost_peer(error, lost_peer_words)
     return {
         "code": "lost peer" if lost else "usage" if _refuses_usage(error) else "raised",
@@ -99,7 +99,7 @@ def _refuses_usage(error: BaseException) -> bool:
     return not known.isdisjoint(REFUSED)
 
 
-def exit_report(leave: SystemExit, lost_peer_words: str, above: tuple[str, ...] = ABOVE) -> dict[str, Any] | None:
+def shared_with_agent(leave: SystemExit, lost_peer_words: str, above: tuple[str, ...] = ABOVE) -> dict[str, Any] | None:
     """Returns the report of a rank that leaves by `sys.exit`; the first row that applies decides.
 
     | sys.exit of | while an exception was handled | report |

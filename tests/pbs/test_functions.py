@@ -21,9 +21,9 @@ from submitit.core.utils import FailedJobError, UncompletedJobError
 
 from launcher.errors import RunError, SubmissionError
 from launcher.schedulers import functions as functions_executor
-from launcher.schedulers.ask_and_submit import SubmissionRefused, submit_once
 from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.pbs.executor import PBSExecutor, PBSJob
+from launcher.schedulers.run_command import SubmissionRefused, submit_once
 from tests.launch import ROOT, until
 from tests.pbs import functions
 from tests.pbs.pbs_cluster import PbsCluster

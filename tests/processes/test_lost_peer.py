@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.failures.error_texts import LOST_PEER
+from launcher.failures.known_errors import LOST_PEER
 from launcher.worker import user_script
 from tests import warm_python
 from tests.launch import ROOT
@@ -116,8 +116,8 @@ import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from launcher.agent.workers import WorkerGroup
 from launcher.rendezvous.rounds import Placement
-from launcher.worker import exit_report
-exit_report.SYMPTOM_DELAY = 0.0
+from launcher.worker import shared_with_agent
+shared_with_agent.SYMPTOM_DELAY = 0.0
 
 def refused(t):
     import urllib.request

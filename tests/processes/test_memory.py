@@ -27,7 +27,7 @@ from launcher.checkpoint.memory_format import HEADER, OWN, PEER, REPLICA, SINGLE
 from launcher.integrations import trainers
 from launcher.integrations.trainers import TrainerMemory
 from launcher.torch_compat import DTensor, Shard, distribute_tensor
-from launcher.worker import exit_report
+from launcher.worker import shared_with_agent
 from launcher.worker.stop import CHECKPOINT, Settings
 from tests.markers import ci
 from tests.processes.workload_ranks import RanksFailedError, run_ranks
@@ -53,7 +53,7 @@ class Life:
 def life(it: Life, env: Env) -> dict[str, Any]:
     file = os.open(it.memories[env.node_rank], os.O_RDWR)
     os.environ["LAUNCHER_ROUND"], os.environ["GROUP_RANK"] = str(it.round), str(env.node_rank)
-    exit_report.share_memory(file, env.local_rank)
+    shared_with_agent.share_memory(file, env.local_rank)
     table, compared = memory_module.ReplicaTable.of, list[int]()
     memory_module.ReplicaTable.of = lambda *of: compared.append(1) or table(*of)  # type: ignore[func-returns-value, method-assign]
     saved = Checkpointer(it.folder, env, identity={}, memory=it.every, peers=it.peers, check_replicas=True, timeout=20)
@@ -103,7 +103,7 @@ def _facts(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def memory() -> str:
-    return f"/proc/{os.getpid()}/fd/{exit_report.make_memory()}"
+    return f"/proc/{os.getpid()}/fd/{shared_with_agent.make_memory()}"
 
 
 @pytest.fixture
@@ -286,7 +286,7 @@ def test_a_copy_that_fails_on_one_rank_is_given_up_on_all_and_a_later_one_is_mad
 
 def odd_life(it: Life, env: Env) -> dict[str, Any]:
     os.environ["LAUNCHER_ROUND"], os.environ["GROUP_RANK"] = str(it.round), str(env.node_rank)
-    exit_report.share_memory(os.open(it.memories[env.node_rank], os.O_RDWR), env.local_rank)
+    shared_with_agent.share_memory(os.open(it.memories[env.node_rank], os.O_RDWR), env.local_rank)
     saved = Checkpointer(it.folder, env, identity={}, memory=1, timeout=20)
     state = {"tensor": torch.zeros(3)}
     loaded = saved.load(state)
@@ -413,7 +413,7 @@ def test_what_ranks_restore_themselves_does_not_wait_for_what_the_peers_get(firs
 
 def restored_life(it: Life, env: Env) -> dict[str, Any]:
     os.environ["LAUNCHER_ROUND"], os.environ["GROUP_RANK"] = str(it.round), str(env.node_rank)
-    exit_report.share_memory(os.open(it.memories[env.node_rank], os.O_RDWR), env.local_rank)
+    shared_with_agent.share_memory(os.open(it.memories[env.node_rank], os.O_RDWR), env.local_rank)
     told: list[str] = []
     MemoryCheckpoints.share = lambda _, step: told.append(f"sends step {step}")  # type: ignore[method-assign]
     saved, state = Checkpointer(it.folder, env, identity={}, memory=1, timeout=20), {"tensor": torch.zeros(3)}
@@ -429,7 +429,7 @@ def restored_life(it: Life, env: Env) -> dict[str, Any]:
 def trainer_life(it: Life, env: Env) -> dict[str, Any]:
     file = os.open(it.memories[env.node_rank], os.O_RDWR)
     os.environ["LAUNCHER_ROUND"], os.environ["GROUP_RANK"] = str(it.round), str(env.node_rank)
-    exit_report.share_memory(file, env.local_rank)
+    shared_with_agent.share_memory(file, env.local_rank)
     run = Settings(replace(CHECKPOINT, memory=1, peers=it.peers, timeout=20), run_dir=it.folder)
     memory = TrainerMemory(it.folder, run, env)
     folder = memory.files(

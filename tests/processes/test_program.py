@@ -21,13 +21,13 @@ from launcher.agent import supervisor
 from launcher.agent.supervisor import StopChecker
 from launcher.config.schema import Program
 from launcher.failures.codes import StopReason
-from launcher.failures.error_texts import LOST_PEER
+from launcher.failures.known_errors import LOST_PEER
 from launcher.job.requeue import further
 from launcher.plan.plan import JobPlan
 from launcher.runs import user_checkpoints
-from launcher.worker import exit_report, user_script
 from launcher.worker import main as worker
-from launcher.worker.exit_report import WorkerError
+from launcher.worker import shared_with_agent, user_script
+from launcher.worker.shared_with_agent import WorkerError
 from tests.unit.plans import bare_plan, plan_of
 
 PYTHON = sys.executable
@@ -163,7 +163,7 @@ def test_a_segmentation_fault_leaves_its_stack(run: Callable[..., Any]) -> None:
 
 def reported(tmp_path: Path) -> WorkerError:
     with open(tmp_path / "report", "rb") as file:
-        _, error = exit_report.read_report(file.fileno())
+        _, error = shared_with_agent.read_report(file.fileno())
     assert error is not None
     return error
 

@@ -24,7 +24,7 @@ from launcher import processes
 from launcher.agent import workers
 from launcher.agent.workers import Fresh, LeftOver, StartError, WorkerExit, WorkerGroup
 from launcher.rendezvous.rounds import Placement
-from launcher.worker import exit_report
+from launcher.worker import shared_with_agent
 from tests.launch import ROOT
 
 Run = Callable[[Placement], Mapping[str, Any] | None]
@@ -239,8 +239,8 @@ def test_a_rank_waits_at_the_gate(group: WorkerGroup) -> None:
     there, here = os.pipe()
 
     def run(_: Placement) -> None:
-        agents = exit_report.take()
-        assert not {exit_report.GATE, exit_report.REPORT} & os.environ.keys()
+        agents = shared_with_agent.take()
+        assert not {shared_with_agent.GATE, shared_with_agent.REPORT} & os.environ.keys()
         os.write(here, b"!")
         agents.wait(30)
 
@@ -256,7 +256,7 @@ def test_a_rank_waits_at_the_gate(group: WorkerGroup) -> None:
 
 
 def test_a_rank_does_not_wait_for_ever(group: WorkerGroup) -> None:
-    group.start(ranks(1), lambda me: exit_report.take().wait(0.001))
+    group.start(ranks(1), lambda me: shared_with_agent.take().wait(0.001))
     assert group.reap(30) == []
     (ended,) = group.poll()
     assert ended.error is not None

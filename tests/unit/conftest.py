@@ -14,7 +14,7 @@ import pytest
 
 from launcher.cli import progress_bars, status, wait
 from launcher.cli import sweep as sweep_command
-from launcher.environment import repository
+from launcher.environment import code_files
 from launcher.monitoring import run_status
 from launcher.runs import event_files
 from launcher.schedulers import job_cache
@@ -42,7 +42,7 @@ def pytest_collection_finish() -> None:
 def known_commit() -> Iterator[None]:
     """git is asked once for the commit of each folder: it takes longer than most submissions."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repository, "commit_of", cache(repository.commit_of))
+        patch.setattr(code_files, "commit_of", cache(code_files.commit_of))
         yield
 
 

@@ -27,7 +27,7 @@ from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.format import Damaged
 from launcher.cli import ssh_serve
 from launcher.config.compose_points import space_of
-from launcher.environment.repository import SENT, Tree, digest_of, listed, sent_tree
+from launcher.environment.code_files import SENT, Tree, digest_of, listed, sent_tree
 from launcher.errors import ConfigError, RunError
 from launcher.files import safe_io
 from launcher.remote import clusters
@@ -37,19 +37,19 @@ from launcher.runs import output_files as printed
 from launcher.runs.directory import Run
 from launcher.runs.events import Progress
 from launcher.runs.sweep_directory import RUNG, SearchRecord, Sweep, SweepManifest
-from launcher.schedulers.ask_and_submit import QueryError, query
+from launcher.schedulers.run_command import QueryError, query
 from launcher.schedulers.sge import qrsh
 from launcher.schedulers.sge.client import accounted
 from launcher.schedulers.slurm.client import Slurm
 from launcher.schedulers.topology import hosts_in, variable
 from launcher.sweeps import control
-from launcher.worker.exit_report import read_error_file, read_last_words, read_report
+from launcher.worker.shared_with_agent import read_error_file, read_last_words, read_report
 from tests.unit.agent.test_leader import LAUNCH, Cluster
 from tests.unit.agent.test_output import Files
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import make_sweep
 from tests.unit.sweeps.test_control import Site, elements
-from tests.unit.worker.test_exit_report import ARGPARSE
+from tests.unit.worker.test_shared_with_agent import ARGPARSE
 
 NAMES = [name for name in vars(io_bounds) if name.isupper()]
 # What is written and read is below these bounds; the others may be reached.

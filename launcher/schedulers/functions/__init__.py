@@ -31,10 +31,10 @@ from launcher.runs.directory import require_private
 from launcher.runs.job_file import FunctionFile, exports
 from launcher.runs.sweep_directory import element_id
 from launcher.schedulers import registry, tasks, templates
-from launcher.schedulers.ask_and_submit import SubmissionRefused, submit_once
 from launcher.schedulers.base import JobVariables, QueryError, parts
 from launcher.schedulers.executor import OwnSubmission, QueuedJob, read_now
 from launcher.schedulers.qsub import QsubScheduler, detect
+from launcher.schedulers.run_command import SubmissionRefused, submit_once
 from launcher.schedulers.templates import Raw, command
 from launcher.units import parse_size, parse_time
 

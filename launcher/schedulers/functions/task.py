@@ -23,9 +23,9 @@ from launcher.files.retried_reads import exists, unwrap
 from launcher.redaction import SECRETS, without_secrets
 from launcher.runs.directory import require_private
 from launcher.schedulers import registry, topology
-from launcher.schedulers.ask_and_submit import submit_once
 from launcher.schedulers.functions import link_as, resubmissions
 from launcher.schedulers.qsub import FIRST_JOB, QsubScheduler
+from launcher.schedulers.run_command import submit_once
 
 if TYPE_CHECKING:
     from submitit.core.utils import JobPaths

@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 from launcher.failures.messages import signal_name
 from launcher.fast_dataclasses import Struct
 from launcher.files.retried_reads import read_text, unwrap
-from launcher.schedulers.ask_and_submit import SubmitCommand
 from launcher.schedulers.base import OUTCOMES, AnswerLost, JobExecution, JobOrigin, JobState, QueryError, SchedulerJob
 from launcher.schedulers.pbs.in_job import find as find
 from launcher.schedulers.pending import Form
 from launcher.schedulers.qsub import TOKEN, QsubCommands
+from launcher.schedulers.run_command import SubmitCommand
 from launcher.units import parse_size, parse_time, size_or_none
 
 # -- Runs PBS's job commands, each with a timeout, and parses their output

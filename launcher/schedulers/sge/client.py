@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from launcher import io_bounds
 from launcher.fast_dataclasses import Struct
-from launcher.schedulers.ask_and_submit import SubmitCommand, query
 from launcher.schedulers.base import (
     OUTCOMES,
     AnswerLost,
@@ -32,6 +31,7 @@ from launcher.schedulers.base import (
 )
 from launcher.schedulers.pending import Form
 from launcher.schedulers.qsub import TOKEN, QsubCommands
+from launcher.schedulers.run_command import SubmitCommand, query
 from launcher.units import seconds_or_none, size_or_none
 
 if TYPE_CHECKING:

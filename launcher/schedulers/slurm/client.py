@@ -12,7 +12,6 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 from launcher.fast_dataclasses import Struct
-from launcher.schedulers.ask_and_submit import NoAnswer, SubmissionRefused, SubmitCommand, query, run_submission
 from launcher.schedulers.base import (
     AnswerLost,
     JobExecution,
@@ -23,6 +22,7 @@ from launcher.schedulers.base import (
     SchedulerJob,
 )
 from launcher.schedulers.pending import Form
+from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, SubmitCommand, query, run_submission
 from launcher.units import parse_local_time, size_or_none, time_or_none
 
 if TYPE_CHECKING:

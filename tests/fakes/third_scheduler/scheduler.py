@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from launcher.plan.plan import settings_of
-from launcher.schedulers.ask_and_submit import SubmitCommand
 from launcher.schedulers.base import JobOrigin, JobState, Queue, SchedulerJob
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
+from launcher.schedulers.run_command import SubmitCommand
 from tests.fakes.third_scheduler import queue
 from tests.fakes.third_scheduler.settings import ThirdSettings
 

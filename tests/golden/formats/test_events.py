@@ -49,7 +49,7 @@ from launcher.runs.events import (
     Stays,
     Stop,
 )
-from launcher.worker import exit_report, hang_diagnosis
+from launcher.worker import hang_diagnosis, shared_with_agent
 from launcher.worker.tracking import Reporter
 from tests.golden.golden import check
 from tests.unit.agent import test_attempt as agents
@@ -247,7 +247,7 @@ def test_checkpoints(environment: directory.Attempt, tmp_path: Path, monkeypatch
         other.save(3, state, wait=True)
     with pytest.raises(CheckpointError):
         other.close()
-    monkeypatch.setenv(exit_report.REACHED, "4")
+    monkeypatch.setenv(shared_with_agent.REACHED, "4")
     report_restored(0, 3, 0.0, memory=True, received=2)
     frozen("checkpoints", tmp_path)
 

@@ -32,7 +32,7 @@ from launcher.rendezvous.rounds import LeaderLost, Member, Placement, Rendezvous
 from launcher.runs import directory, event_files
 from launcher.runs.event_files import read
 from launcher.runs.events import Accused, Ended, Event, Fault, Met, Progress, Restored, Stop, StopRequested, every
-from launcher.worker import exit_report
+from launcher.worker import shared_with_agent
 from tests.unit.binding.test_masks import flat
 from tests.unit.plans import bare_plan
 
@@ -163,7 +163,8 @@ class FakeSignals(Signals):
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
-    monkeypatch.setenv(exit_report.REACHED, "-1")  # the agent sets it in its own environment, which is this process's
+    # The agent sets it in its own environment, which is this process's
+    monkeypatch.setenv(shared_with_agent.REACHED, "-1")
     script = Script()
     plan = bare_plan(nodes=3, min_nodes=2, run_dir=str(tmp_path), workdir=str(tmp_path))
     attempt = directory.Attempt(directory.Run(tmp_path), 0)

@@ -24,7 +24,7 @@ from launcher.agent.workers import LeftOver, StartError, WorkerExit
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.rendezvous.rounds import Member
 from launcher.runs.events import Accused, Fault, Stop
-from launcher.worker.exit_report import WorkerError
+from launcher.worker.shared_with_agent import WorkerError
 
 BANANA = WorkerError("raised", "ValueError", "the loss is a banana\nand more", "Traceback ...")
 PEER = WorkerError("lost peer", "RuntimeError", "[x] Connection closed by peer", "Traceback ...", lost_peer=True)

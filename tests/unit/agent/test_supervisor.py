@@ -32,9 +32,9 @@ from launcher.runs.directory import Events
 from launcher.runs.events import Accused, Fault, Place, Stop
 from launcher.runs.job_file import TimeLeft
 from launcher.worker import hang_diagnosis
-from launcher.worker.exit_report import WorkerError
 from launcher.worker.hang_diagnosis import Blamed, Stacks
 from launcher.worker.heartbeat import Pulse, RankSlot
+from launcher.worker.shared_with_agent import WorkerError
 from tests.unit.plans import bare_plan
 
 HEARTBEAT, GRACE, HANG = 10, 20, 60

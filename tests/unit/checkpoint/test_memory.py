@@ -43,7 +43,7 @@ from launcher.checkpoint.memory_format import (
     needed,
     shortage,
 )
-from launcher.worker import exit_report
+from launcher.worker import shared_with_agent
 from tests.fakes import cuda
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
@@ -196,7 +196,7 @@ def test_each_node_must_have_room(free: int, fits: bool) -> None:
 
 @pytest.fixture
 def slot() -> Iterator[MemorySlot]:
-    file = exit_report.make_memory()
+    file = shared_with_agent.make_memory()
     yield MemorySlot(file, 7)
     os.close(file)
 
@@ -239,7 +239,7 @@ def test_a_slot_holds_as_much_as_its_area(slot: MemorySlot, more: int, monkeypat
 
 
 def test_the_slots_of_the_largest_node_fit_into_the_file() -> None:
-    assert (2 + 4 * 64) * AREA <= exit_report._MEMORY_SIZE
+    assert (2 + 4 * 64) * AREA <= shared_with_agent._MEMORY_SIZE
 
 
 # -- bad copies
@@ -251,8 +251,8 @@ class Training:
     memory: int | None = 1
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.file = exit_report.make_memory()
-        monkeypatch.setenv(exit_report.MEMORY, f"{os.getpid()}:{self.file}:0")
+        self.file = shared_with_agent.make_memory()
+        monkeypatch.setenv(shared_with_agent.MEMORY, f"{os.getpid()}:{self.file}:0")
         monkeypatch.setattr(memory_module, "_in_use", False)
         self.patch, self.folder, self.round = monkeypatch, folder, 0
 

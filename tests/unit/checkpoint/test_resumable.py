@@ -35,7 +35,7 @@ from launcher.checkpoint.resumable import (
 )
 from launcher.checkpoint.saving import Copying
 from launcher.errors import ConfigError
-from launcher.worker import exit_report, heartbeat
+from launcher.worker import heartbeat, shared_with_agent
 from launcher.worker.heartbeat import Pulse
 from tests.unit.plans import run_settings
 from tests.unit.workloads.test_training import env_of
@@ -160,8 +160,8 @@ def test_saves_come_when_their_time_has_come(tmp_path: Path, monkeypatch: pytest
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """Makes this process a rank of an agent with memory for copies; returns the settings of their trainings."""
-    file = exit_report.make_memory()
-    monkeypatch.setenv(exit_report.MEMORY, f"{os.getpid()}:{file}:0")
+    file = shared_with_agent.make_memory()
+    monkeypatch.setenv(shared_with_agent.MEMORY, f"{os.getpid()}:{file}:0")
     yield {"memory": 1, "keep": 9, "background": False, "run_dir": Path("nowhere")}
     os.close(file)
 

@@ -28,7 +28,7 @@ from launcher.errors import LauncherError, RunError
 from launcher.failures.codes import FaultCode, NextReason, PreflightThen, StopReason
 from launcher.files.retried_reads import Wrong, read_json
 from launcher.monitoring.run_status import JobMonitor, all_statuses, status_of
-from launcher.reports import collect, sections
+from launcher.reports import collect, page
 from launcher.runs import directory, event_files
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
@@ -148,7 +148,7 @@ def a_post_mortem(run: Run) -> None:
 
 def a_report(run: Run) -> None:
     seen = all_statuses([run])[0]
-    print(sections.render(sections.run_page(collect.collect(seen, cause(seen)))))
+    print(page.render(page.run_page(collect.collect(seen, cause(seen)))))
 
 
 def a_wait(run: Run) -> None:
@@ -244,7 +244,7 @@ def with_checksum(values: Any) -> Any:
 @pytest.fixture(autouse=True)
 def without_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its JavaScript takes most of a page's time."""
-    monkeypatch.setattr(sections, "packed_plotly", lambda: "")
+    monkeypatch.setattr(page, "packed_plotly", lambda: "")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from launcher.config.schema import Env
 from launcher.diagnose import verdict as diagnosis
 from launcher.diagnose.advice import Case, advice
 from launcher.diagnose.verdict import Evidence, Verdict, classify
-from launcher.failures import error_texts, messages
+from launcher.failures import known_errors, messages
 from launcher.failures.codes import EndKind, FaultCode, NextReason, StopReason
 from launcher.monitoring.run_status import JobStatus, RunState
 from launcher.runs.events import Accused, Fault, SetupFailed, Started, Stays, Stop, StopRequested
@@ -208,7 +208,7 @@ CUDA_OOM = (
     ],
 )  # fmt: skip
 def test_what_an_error_is_a_sign_of(line: str, kind: EndKind | None) -> None:
-    assert error_texts.kind_of(line) == kind
+    assert known_errors.kind_of(line) == kind
     if kind is not None:
         assert classify(failed(raised(line))).kind is kind
 
@@ -264,7 +264,7 @@ def test_what_this_torch_says_of_a_torn_file_is_known_and_the_file_is_named(tmp_
                     pytest.fail("a torn file was loaded")
                 assert report["reading"] == str(path)
                 line = f"{report['type']}: {report['message']}"
-                assert error_texts.kind_of(line, report["type"], loads=True) is EndKind.DAMAGED_CHECKPOINT, line
+                assert known_errors.kind_of(line, report["type"], loads=True) is EndKind.DAMAGED_CHECKPOINT, line
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it is about machines without GPUs")
@@ -277,7 +277,7 @@ def test_what_this_torch_says_without_a_gpu_is_known(call: Callable[[], object])
     try:
         call()
     except Exception as error:
-        assert error_texts.kind_of(f"{type(error).__name__}: {error}") is EndKind.NO_GPU
+        assert known_errors.kind_of(f"{type(error).__name__}: {error}") is EndKind.NO_GPU
     else:
         pytest.skip("this torch raises no error here")
 
@@ -287,7 +287,7 @@ def test_what_this_torch_says_of_a_full_disk_is_known(size: int) -> None:
     try:
         torch.save({"weight": torch.zeros(size)}, "/dev/full")
     except (RuntimeError, OSError) as error:
-        assert error_texts.kind_of(f"{type(error).__name__}: {error}") is EndKind.DISK_FULL
+        assert known_errors.kind_of(f"{type(error).__name__}: {error}") is EndKind.DISK_FULL
     else:
         pytest.skip("this torch raises no error here")
 

@@ -16,7 +16,7 @@ import pytest
 
 from launcher.config.schema import Config, Env, Function, Program, Workload
 from launcher.environment import snapshot
-from launcher.environment.repository import tree
+from launcher.environment.code_files import tree
 from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.plan.build import PlanFacts
 from launcher.plan.plan import JobPlan

@@ -24,8 +24,8 @@ from launcher.runs.directory import Attempt, Events, Run
 from launcher.runs.events import Continues, Started, Stays, Stopped, Submitted, Submitting
 from launcher.runs.history import read_history
 from launcher.runs.job_file import NAME
-from launcher.schedulers.ask_and_submit import SubmissionRefused
 from launcher.schedulers.base import Ending, QueryError
+from launcher.schedulers.run_command import SubmissionRefused
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.submission import prepare, resume
 from launcher.submission.resume import merged_overrides

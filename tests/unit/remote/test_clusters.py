@@ -19,7 +19,7 @@ import pytest
 
 from launcher.cli import commands, ssh_forward
 from launcher.cli.ssh_forward import _renamed
-from launcher.environment.repository import Tree
+from launcher.environment.code_files import Tree
 from launcher.errors import ConfigError
 from launcher.remote import clusters, ssh
 from launcher.remote.clusters import (

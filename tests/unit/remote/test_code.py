@@ -12,8 +12,8 @@ from unittest.mock import Mock
 import pytest
 
 from launcher.cli import ssh_serve
-from launcher.environment import repository
-from launcher.environment.repository import SENT, Tree, commit_of, sent_tree, tree
+from launcher.environment import code_files
+from launcher.environment.code_files import SENT, Tree, commit_of, sent_tree, tree
 from launcher.errors import ConfigError, RunError
 from launcher.remote import ssh
 from launcher.remote.clusters import RemoteCluster
@@ -38,11 +38,11 @@ class Sender:
     """This side; `asked` are the contents that the other one wanted, one list for each folder."""
 
     def __init__(self, found: Tree) -> None:
-        self.tree, (self.files, self.left_out) = found, repository.listed(found)
+        self.tree, (self.files, self.left_out) = found, code_files.listed(found)
         self.asked: list[Sequence[str]] = []
 
     def __call__(self) -> Path:
-        return ssh_serve.receive({"files": self.files, "commit": "abc+"}, repository.digest_of(self.files), self._fetch)
+        return ssh_serve.receive({"files": self.files, "commit": "abc+"}, code_files.digest_of(self.files), self._fetch)
 
     def _fetch(self, wanted: Sequence[str]) -> Callable[[int], bytes]:
         self.asked.append(wanted)
@@ -113,15 +113,15 @@ def test_a_folder_that_cannot_be_read_now_stays(here: Tree, monkeypatch: pytest.
     "name", ["/etc/passwd", "../x", "a/../../x", ".git/hooks/post-checkout", SENT, "", "sub/.git/config"]
 )
 def test_a_file_that_leads_elsewhere_is_refused(here: Tree, name: str) -> None:
-    files = {name: repository.CodeFile(repository.FILE, 0, "0" * 64)}
+    files = {name: code_files.CodeFile(code_files.FILE, 0, "0" * 64)}
     with pytest.raises(RunError, match="list of the code's files is damaged"):
-        ssh_serve.receive({"files": files}, repository.digest_of(files), lambda _: lambda _: b"")
+        ssh_serve.receive({"files": files}, code_files.digest_of(files), lambda _: lambda _: b"")
 
 
 def test_what_arrives_damaged_leaves_nothing(here: Tree) -> None:
-    files, _ = repository.listed(here)
+    files, _ = code_files.listed(here)
     with pytest.raises(RunError, match="has arrived damaged"):
-        ssh_serve.receive({"files": files}, repository.digest_of(files), lambda _: lambda size: b"x" * size)
+        ssh_serve.receive({"files": files}, code_files.digest_of(files), lambda _: lambda size: b"x" * size)
     with pytest.raises(RunError, match="is damaged"):
         ssh_serve.receive({"files": files}, "0" * 64, lambda _: lambda size: b"x" * size)
     assert not list((here.root.parent / "cache/code").iterdir())
@@ -143,11 +143,11 @@ def test_a_file_that_changes_while_it_is_sent_is_named(here: Tree) -> None:
 
 
 def test_files_are_read_in_pieces(here: Tree) -> None:
-    (here.root / "large.bin").write_bytes(bytes(2 * repository.PIECE + 5))
+    (here.root / "large.bin").write_bytes(bytes(2 * code_files.PIECE + 5))
     pieces: list[bytes] = []
-    file = repository.read_file(here.root, "large.bin", pieces.append)
-    assert file is not None and file.size == 2 * repository.PIECE + 5
-    assert [len(each) for each in pieces] == [repository.PIECE, repository.PIECE, 5]
+    file = code_files.read_file(here.root, "large.bin", pieces.append)
+    assert file is not None and file.size == 2 * code_files.PIECE + 5
+    assert [len(each) for each in pieces] == [code_files.PIECE, code_files.PIECE, 5]
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def cluster(*exclude: str) -> RemoteCluster:
 def test_code_that_is_too_large_is_refused_before_any_of_it_is_read(
     repo: Tree, words: list[str], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repository, "read_file", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr(code_files, "read_file", lambda *_: pytest.fail("it was read"))
     with pytest.raises(ConfigError, match=told):
         ssh.SentCode.here(cluster(), words)
 

@@ -6,7 +6,7 @@ import dataclasses
 
 from launcher.failures.codes import Unbound
 from launcher.reports.collect import RunData
-from launcher.reports.sections import ranks_section
+from launcher.reports.page import ranks_section
 from launcher.runs.events import Bound, values
 from tests.unit.plans import plan_of
 from tests.unit.runs.test_bindings import bound

@@ -22,10 +22,10 @@ from launcher.formatting import clean, si
 from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.paths import PACKAGE
 from launcher.redaction import redact_override
-from launcher.reports import sections
+from launcher.reports import page
 from launcher.reports.collect import Curve, RunData, collect, curves, parse, size_curves, thin
 from launcher.reports.figures import Figure, plain_text, span_text
-from launcher.reports.sections import Page
+from launcher.reports.page import Page
 from launcher.runs.directory import Run
 from tests.report.examples import BEGIN, at, collective_results, make_run, p2p_results, trained, write_events
 from tests.unit.plans import with_fields
@@ -110,13 +110,13 @@ def test_lines_are_told_apart_by_what_differs() -> None:
 def test_results_that_cannot_be_shown_are_told(tmp_path: Path, values: Any, told: str) -> None:
     with pytest.raises(RunError, match=told):
         parse(values)
-    assert told in text_of(sections.run_page(data_of(make_run(tmp_path, results=values))))
+    assert told in text_of(page.run_page(data_of(make_run(tmp_path, results=values))))
 
 
 def test_half_written_results_are_told(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     (run.path / "results.json").write_text('{"format": 1, "ro')
-    assert "results.json cannot be read" in text_of(sections.run_page(data_of(run)))
+    assert "results.json cannot be read" in text_of(page.run_page(data_of(run)))
 
 
 # -- words
@@ -136,9 +136,7 @@ def test_numbers_in_words(told: str, expected: str) -> None:
 
 
 def test_a_key_can_break_at_its_dots_and_underscores(tmp_path: Path) -> None:
-    html = sections.render(
-        sections.run_page(data_of(make_run(tmp_path, config={"launch": {"hang_timeout": 600, "<b>": 1}})))
-    )
+    html = page.render(page.run_page(data_of(make_run(tmp_path, config={"launch": {"hang_timeout": 600, "<b>": 1}}))))
     assert '<td class="left">launch.<wbr>hang<wbr>_timeout</td>' in html
     assert "launch.<wbr>&lt;b&gt;</td>" in html
 
@@ -158,7 +156,7 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
     given = [f"+cluster.environment.HF_TOKEN={secret}", f"tracking.uri={url}", "nodes=2"]
     given += [f"workload.args=['--hub_key','{secret}']", f"workload.flags={{hub_key: {secret}}}"]
     run = make_run(tmp_path, config=config, overrides=given)
-    html = sections.render(sections.run_page(data_of(run))).replace("<wbr>", "")
+    html = page.render(page.run_page(data_of(run))).replace("<wbr>", "")
     assert secret not in html
     assert "cluster.environment.HF_TOKEN" in html
     assert "OMP_NUM_THREADS" in html
@@ -224,7 +222,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
         *({"time": BEGIN, "event": "progress", "step": step, "total": 9, "values": {HOSTILE: 1.0}} for step in (1, 2)),
         at(150, "fault", error=HOSTILE, host=HOSTILE),
     )
-    return sections.render(sections.run_page(data_of(run, HOSTILE)))
+    return page.render(page.run_page(data_of(run, HOSTILE)))
 
 
 def test_nothing_in_a_run_becomes_html(hostile: str) -> None:
@@ -252,28 +250,28 @@ def test_the_page_holds_the_installed_plotly(hostile: str) -> None:
 
 def test_no_address_of_another_machine_is_loaded(hostile: str) -> None:
     assert Elements(hostile).addresses == ["data:,"]
-    sheet = (sections.HERE / "page.css").read_text()
+    sheet = (page.HERE / "page.css").read_text()
     assert "url(" not in sheet
     assert "@import" not in sheet
 
 
 def test_each_page_has_a_nonce_of_its_own(tmp_path: Path) -> None:
-    shown = sections.run_page(data_of(make_run(tmp_path)))
-    nonces = {re.search(r"'nonce-([\w-]+)'", sections.render(shown))[1] for _ in range(2)}  # type: ignore[index]
+    shown = page.run_page(data_of(make_run(tmp_path)))
+    nonces = {re.search(r"'nonce-([\w-]+)'", page.render(shown))[1] for _ in range(2)}  # type: ignore[index]
     assert len(nonces) == 2
 
 
 def test_no_override_is_shown_for_a_scheduler_that_cannot_exclude_nodes(tmp_path: Path) -> None:
     data = data_of(trained(tmp_path, results=p2p_results()))
     plan = with_fields(data.plan, cluster={"scheduler": "pbs"})
-    shown = sections.run_page(dataclasses.replace(data, plan=plan))
+    shown = page.run_page(dataclasses.replace(data, plan=plan))
     assert [code.text for section in shown.sections for code in section.codes if "exclude" in code.text] == []
 
 
 def test_the_partition_is_shown_and_excluded_nodes_stay_excluded(tmp_path: Path) -> None:
     data = data_of(trained(tmp_path, results=p2p_results()))
     settings = {"partition": "gpu", "qos": "long", "exclude": "node9"}
-    shown = sections.run_page(dataclasses.replace(data, plan=with_fields(data.plan, cluster=settings)))
+    shown = page.run_page(dataclasses.replace(data, plan=with_fields(data.plan, cluster=settings)))
     assert ", partition gpu, qos long" in text_of(shown)
     assert "\"cluster.exclude='node9,node4'\"" in [code.text for section in shown.sections for code in section.codes]
 
@@ -281,19 +279,19 @@ def test_the_partition_is_shown_and_excluded_nodes_stay_excluded(tmp_path: Path)
 def test_spare_nodes_have_no_ranks(tmp_path: Path) -> None:
     data = data_of(trained(tmp_path))
     plan = with_fields(data.plan, nodes=3, spares=1, procs_per_node=4)
-    shown = sections.run_page(dataclasses.replace(data, plan=plan))
+    shown = page.run_page(dataclasses.replace(data, plan=plan))
     assert {("nodes", "3"), ("ranks", "8")} <= set(shown.facts)
 
 
 def test_metrics_without_a_figure_are_named(tmp_path: Path) -> None:
     found = tuple(Curve(f"m{number}", (1, 2), (0.5, 0.7)) for number in range(14))
-    shown = sections.run_page(dataclasses.replace(data_of(trained(tmp_path)), curves=found))
+    shown = page.run_page(dataclasses.replace(data_of(trained(tmp_path)), curves=found))
     section = next(each for each in shown.sections if each.title == "Training")
     assert (len(section.figures), section.note) == (12, "Without a figure: m12, m13.")
 
 
 def test_a_training_has_its_curves_and_a_benchmark_its_matrices(tmp_path: Path) -> None:
-    shown = sections.run_page(data_of(trained(tmp_path, results=p2p_results())))
+    shown = page.run_page(data_of(trained(tmp_path, results=p2p_results())))
     titles = [figure.title for figure in figures_of(shown)]
     assert titles == [
         "", "Loss", "Accuracy", "Throughput (images_per_s)", "Learning rate (lr)", "Bandwidth", "Latency (pingpong)",
@@ -309,7 +307,7 @@ def test_the_head_tells_the_state_and_the_command(tmp_path: Path) -> None:
     run = make_run(tmp_path, overrides=["workload=ddp_mnist", "name=a b"])
     events = at(2, "started", job="7"), at(9, "ended", code=1)
     write_events(run.path / "attempts" / "0" / "events" / "script.jsonl", *events)
-    shown = sections.run_page(data_of(run, "rank 1 on node2: ValueError: no"))
+    shown = page.run_page(data_of(run, "rank 1 on node2: ValueError: no"))
     assert (shown.state, shown.cause) == ("failed", "rank 1 on node2: ValueError: no")
     assert shown.codes[0].text == "python -m launcher workload=ddp_mnist 'name=a b'"
     assert ("took", "7.0s") in shown.facts
@@ -321,7 +319,7 @@ def test_a_failed_run_shows_its_traceback_and_its_last_lines_first(tmp_path: Pat
     events = run.path / "attempts" / "1" / "events"
     write_events(events / "node-1.jsonl", fault)
     write_events(events / "script.jsonl", at(120, "started", job="8"), at(191, "ended", code=1))
-    first, second = sections.run_page(data_of(run)).sections[:2]
+    first, second = page.run_page(data_of(run)).sections[:2]
     assert (first.title, first.log) == ("Traceback of rank 3", ["Traceback:", "  line 1", "ValueError: no"])
     assert (second.title, second.folded) == ("Last lines of output", False)
 
@@ -332,7 +330,7 @@ def test_a_page_of_much_stays_below_its_limit(tmp_path: Path) -> None:
     points = [at(step, "progress", step=step, total=9, **each) for step, each in enumerate(values)]
     write_events(run.path / "attempts" / "1" / "events" / "rank-0.jsonl", *points)
     (run.path / "output-7.log").write_text("x" * 3_000_000 + "\n" + "a line\n" * 10_000)
-    assert len(sections.render(sections.run_page(data_of(run))).encode()) < 5_000_000
+    assert len(page.render(page.run_page(data_of(run))).encode()) < 5_000_000
 
 
 def test_every_key_of_a_figure_is_one_that_plotly_knows(tmp_path: Path) -> None:
@@ -340,7 +338,7 @@ def test_every_key_of_a_figure_is_one_that_plotly_knows(tmp_path: Path) -> None:
     first = trained(tmp_path, results=p2p_results())
     runs = [data_of(first), data_of(trained(tmp_path, "other", results=p2p_results(nodes=200)))]
     sweep = data_of(make_run(tmp_path, "sweep", results=collective_results()))
-    shown = [sections.run_page(each) for each in (*runs, sweep)]
+    shown = [page.run_page(each) for each in (*runs, sweep)]
     found = [figure for each in shown for figure in figures_of(each)]
     assert len(found) > 20
     for figure in found:
@@ -350,8 +348,8 @@ def test_every_key_of_a_figure_is_one_that_plotly_knows(tmp_path: Path) -> None:
 
 
 def test_each_colour_is_one_of_the_style_sheet_in_light_and_dark(tmp_path: Path) -> None:
-    light, dark = (sections.HERE / "page.css").read_text().split("@media (prefers-color-scheme: dark)")
-    shown = sections.run_page(data_of(trained(tmp_path, results=p2p_results())))
+    light, dark = (page.HERE / "page.css").read_text().split("@media (prefers-color-scheme: dark)")
+    shown = page.run_page(data_of(trained(tmp_path, results=p2p_results())))
     used = set(re.findall(r'"(--[a-z0-9-]+)"', json.dumps([[each.traces, each.layout] for each in figures_of(shown)])))
     assert {"--running", "--series-1", "--heat-bad", "--muted"} <= used
     for sheet in (light, dark):
@@ -383,7 +381,7 @@ def test_a_page_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 def test_without_plotly_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(LauncherError, match="pip install 'plotly>=6'"):
-        sections.packed_plotly()
+        page.packed_plotly()
 
 
 def test_the_command_loads_neither_torch_nor_hydra_nor_plotly(tmp_path: Path) -> None:
@@ -405,21 +403,19 @@ def test_what_wandb_wrote_offline_comes_with_the_command_that_sends_it(tmp_path:
     assert not data_of(run).offline
     for name in ("offline-run-20261122_2-x", "offline-run-20261122_1-x", "run-20261122_3-x"):
         (run.path / "wandb" / name).mkdir(parents=True)
-    [code] = [
-        code.text for each in sections.run_page(data_of(run)).sections for code in each.codes if "wandb" in code.text
-    ]
+    [code] = [code.text for each in page.run_page(data_of(run)).sections for code in each.codes if "wandb" in code.text]
     first, second = (f"'{run.path}/wandb/offline-run-20261122_{number}-x'" for number in (1, 2))
     assert code == f"wandb sync {first} {second}"
 
 
 def test_a_table_that_is_cut_says_of_how_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sections, "MOST_MOMENTS", 2)
-    monkeypatch.setattr(sections, "MOST_RANKS", 1)
+    monkeypatch.setattr(page, "MOST_MOMENTS", 2)
+    monkeypatch.setattr(page, "MOST_RANKS", 1)
     run = trained(tmp_path)
     ranks = [{"rank": rank, "cpus": "0", "cores": 1, "numa": "0"} for rank in range(1200)]
     events = run.path / "attempts" / "1" / "events" / "node-7.jsonl"
     write_events(events, at(121, "bound", host="node1", ranks=ranks))
-    tables = [table for section in sections.run_page(data_of(run)).sections for table in section.tables]
+    tables = [table for section in page.run_page(data_of(run)).sections for table in section.tables]
     shown = {table.summary: len(table.rows) for table in tables}
     assert shown["Where ranks run (the first 1 of 1,200)"] == 1
     assert shown["Events (the last 2 of 4)"] == 2
@@ -432,8 +428,8 @@ def test_an_attempt_shows_the_first_failure_and_not_what_followed(tmp_path: Path
     lines += [at(151, "fault", code="not_reached", host="node2", error="gone")]
     write_events(events / "node-1.jsonl", *lines)
     write_events(events / "script.jsonl", at(120, "started", job="7"), at(191, "ended", code=1))
-    text = text_of(sections.run_page(data_of(run)))
+    text = text_of(page.run_page(data_of(run)))
     assert "1: rank 1 on node1: ValueError: no" in text
     setup = [at(3, "started"), at(4, "setup_failed", line=1, host="node1"), at(5, "ended", code=1)]
     write_events(run.path / "attempts" / "2" / "events" / "script.jsonl", *setup)
-    assert "1: a set-up line failed" in text_of(sections.run_page(data_of(run)))
+    assert "1: a set-up line failed" in text_of(page.run_page(data_of(run)))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from launcher.config.search_space import Dimension, Goal, Method
-from launcher.reports import sections
+from launcher.reports import page
 from launcher.reports.collect import Curve, SweepPoint, by_objective
-from launcher.reports.sections import Page, sweep_page
+from launcher.reports.page import Page, sweep_page
 from launcher.runs.sweep_directory import Journal, SearchSettings, TrialRecord, TrialState
 from launcher.search.progress import progress_of
 
@@ -58,7 +58,7 @@ def test_the_page_names_the_best_point_and_its_command() -> None:
 
 
 def test_of_very_many_points_the_first_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sections, "MOST_POINTS", 50)
+    monkeypatch.setattr(page, "MOST_POINTS", 50)
     for count, summary in (
         (50, "All 50 points"),
         (51, "The first 50 of 51 points; `sweep results --csv FILE` writes all"),
@@ -76,7 +76,7 @@ def test_without_an_objective_nothing_is_the_best() -> None:
 def test_its_figures_are_what_plotly_knows_and_its_texts_are_escaped() -> None:
     objects = pytest.importorskip("plotly.graph_objects")
     told = shown([*some(), point(4, "0.3", 0.8, note=HOSTILE), point(5, "0.3", 0.8, note="x")])
-    assert HOSTILE not in sections.render(told)
+    assert HOSTILE not in page.render(told)
     figures = [figure for section in told.sections for figure in section.figures]
     assert len(figures) == 1
     for figure in figures:
@@ -92,7 +92,7 @@ def test_all_figures_of_a_sweep_have_one_legend() -> None:
     assert training.legend[0] == ("--series-1", "lr=0.12")
     assert [figure.layout["showlegend"] for figure in training.figures] == [False] * len(training.figures)
     assert {figure.height for figure in training.figures} == {300}
-    assert all(f'<span style="background: var({colour})"></span>{name}' in sections.render(shown(points))
+    assert all(f'<span style="background: var({colour})"></span>{name}' in page.render(shown(points))
                for colour, name in training.legend)  # fmt: skip
 
 

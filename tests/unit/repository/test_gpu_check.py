@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,8 @@ def test_a_check_that_leaves_a_process_behind_fails() -> None:
 
     def leaves(machine: Machine) -> str:
         left.append(subprocess.Popen(["sleep", "60"], env={**os.environ, check.TOKEN: machine.token}))
+        while not Path(f"/proc/{left[0].pid}/environ").read_bytes():  # the kernel sets it last
+            time.sleep(0.001)
         return "done"
 
     outcome = check.run_check(Check("leaves", leaves, 60), 1, 1)

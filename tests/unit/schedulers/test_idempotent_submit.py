@@ -15,9 +15,9 @@ from launcher.errors import SubmissionError
 from launcher.runs import event_files
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
-from launcher.schedulers.ask_and_submit import NoAnswer, SubmissionRefused, submit_once
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.executor import begun_job
+from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, submit_once
 
 SURE = SubmissionRefused("fatal: no configuration", definite=True)
 REFUSED = SubmissionRefused("invalid account")

@@ -9,9 +9,9 @@ import pytest
 from launcher.errors import SubmissionError
 from launcher.runs.directory import Run
 from launcher.schedulers import registry
-from launcher.schedulers.ask_and_submit import SubmissionRefused, submit_behind
 from launcher.schedulers.executor import RunExecutor
 from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.run_command import SubmissionRefused, submit_behind
 from launcher.submission import render
 from tests.unit.plans import bare_plan
 

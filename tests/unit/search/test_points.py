@@ -18,8 +18,8 @@ from launcher.runs.directory import FORMAT, Run
 from launcher.runs.events import Ended, Evaluated, Event, Progress, Started
 from launcher.runs.history import journal_events
 from launcher.runs.sweep_directory import Journal, SearchRecord, SearchSettings, Sweep, TrialState
+from launcher.search.point_template import template_of
 from launcher.search.progress import PointReports, as_number, missing_reports, reports_in, seconds_of
-from launcher.search.record_template import template_of
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin
 

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from launcher.errors import ConfigError
 from launcher.runs.sweep_directory import element_id
-from launcher.schedulers.ask_and_submit import NoAnswer, SubmissionRefused
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.pbs import limits
 from launcher.schedulers.pbs.client import (
@@ -35,6 +34,7 @@ from launcher.schedulers.pbs.client import (
     section,
     short,
 )
+from launcher.schedulers.run_command import NoAnswer, SubmissionRefused
 from tests.unit.plans import bare_plan
 
 # -- ids

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.ask_and_submit import NoAnswer, SubmissionRefused
 from launcher.schedulers.base import AnswerLost, AnswerTooLong, JobState, QueryError
+from launcher.schedulers.run_command import NoAnswer, SubmissionRefused
 from launcher.schedulers.sge import client
 from launcher.schedulers.sge.client import SGE
 

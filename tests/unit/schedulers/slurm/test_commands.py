@@ -13,10 +13,10 @@ import pytest
 from launcher.failures.codes import NextReason
 from launcher.files import retried_reads
 from launcher.plan.limits import NodeGroup
-from launcher.schedulers.ask_and_submit import NoAnswer, SubmissionRefused, submit_once
 from launcher.schedulers.base import AnswerLost, Ending, JobState, QueryError, SchedulerJob
 from launcher.schedulers.executor import JobWatcher
 from launcher.schedulers.registry import job_environment
+from launcher.schedulers.run_command import NoAnswer, SubmissionRefused, submit_once
 from launcher.schedulers.slurm import scheduler
 from launcher.schedulers.slurm.client import (
     STATES,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from launcher import io_bounds
-from launcher.schedulers.ask_and_submit import NoAnswer, SubmitCommand, query, run_submission
 from launcher.schedulers.base import QueryError, QueryTimeout
+from launcher.schedulers.run_command import NoAnswer, SubmitCommand, query, run_submission
 
 
 @pytest.mark.parametrize("where", ["", ">&2"])

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from launcher import io_bounds
-from launcher.failures import error_texts
-from launcher.worker import exit_report, user_script
-from launcher.worker.exit_report import (
+from launcher.failures import known_errors
+from launcher.worker import shared_with_agent, user_script
+from launcher.worker.shared_with_agent import (
     LONGEST_LINE,
     WorkerError,
     last_words,
@@ -80,7 +80,7 @@ def test_a_rank_that_nccls_watchdog_aborts_because_another_is_gone_has_lost_a_pe
 def test_only_one_that_lost_a_peer_waits_for_the_other_to_be_heard(
     report: int, slept: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for call, waits in ((refused, []), (lost, [exit_report.SYMPTOM_DELAY])):
+    for call, waits in ((refused, []), (lost, [shared_with_agent.SYMPTOM_DELAY])):
         assert run_and_report(call, report) == 1
         error = read_report(report)[1]
         assert error is not None
@@ -165,7 +165,7 @@ def test_what_torch_records_of_an_error_becomes_the_owners_alone(tmp_path: Path)
     told = {"message": "ValueError: x", "extraInfo": {"py_callstack": "Traceback ..."}}
     path.write_text(json.dumps({"message": told}))
     path.chmod(0o644)
-    found = exit_report.read_error_file(path)
+    found = shared_with_agent.read_error_file(path)
     assert found is not None
     assert found.line == "ValueError: x"
     assert path.stat().st_mode & 0o777 == 0o600
@@ -189,7 +189,7 @@ TRACEBACK = "Traceback (most recent call last):\n  File x\nValueError: no\n\nSet
         ("ls: cannot access 'x'\n", 2, ("printed", "ls: cannot access 'x'")),
         (TRACEBACK, 1, ("printed", "ValueError: no")),
         (re.sub(r"^(?=.)", "[rank3]: ", TRACEBACK, flags=re.MULTILINE), 1, ("printed", "ValueError: no")),  # torch's
-        (TRACEBACK + "\n" * 3 + "fine\n" * error_texts.LOG_LINES, 1, ("printed", "fine")),  # it was handled
+        (TRACEBACK + "\n" * 3 + "fine\n" * known_errors.LOG_LINES, 1, ("printed", "fine")),  # it was handled
         (" 10%|#   |\r 20%|##  |", 1, ("printed", "20%|##  |")),
         *(("x" * (LONGEST_LINE + more), 1, ("printed", "x" * (LONGEST_LINE + min(more, 0)))) for more in (-1, 0, 1)),
         ("\n \n", 1, None),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.failures.codes import EndKind
-from launcher.failures.error_texts import (
+from launcher.failures.known_errors import (
     before_crash,
     before_traceback,
     crash_lines,

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import errors, formatting, io_bounds, processes
-from launcher.failures.error_texts import LOG_LINES, LOST_PEER, first_line, last_error, without_torchs_prefix
+from launcher.failures.known_errors import LOG_LINES, LOST_PEER, first_line, last_error, without_torchs_prefix
 from launcher.files import safe_io
 from launcher.worker import user_script
 
@@ -146,7 +146,7 @@ def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) ->
         if leave.code is None or leave.code == 0:
             user_script.write_report(report, owner, {"returned": {}})
             return errors.DONE
-        if error := user_script.exit_report(leave, LOST_PEER.pattern, ABOVE):
+        if error := user_script.shared_with_agent(leave, LOST_PEER.pattern, ABOVE):
             user_script.write_report(report, owner, {"error": error}, SYMPTOM_DELAY)
         if isinstance(leave.code, int):
             return leave.code

@@ -11,7 +11,7 @@ import pytest
 from launcher.config.compose_points import space_of
 from launcher.config.search_space import combination, overrides, size
 from launcher.errors import ConfigError
-from launcher.search.record_template import record_of, template_of
+from launcher.search.point_template import record_of, template_of
 
 
 def composed(values: dict[str, str], name: str) -> dict[str, Any]:
