@@ -57,20 +57,12 @@ class Table:
 
 
 @dataclass(frozen=True)
-class CodeBlock:
-    """Text to copy, such as a command or an option, with a label."""
-
-    label: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Section:
     """A section of a page. Its contents are shown in this order: note, codes, legend, figures, tables, log."""
 
     title: str
     note: str = ""  # text below the heading
-    codes: Sequence[CodeBlock] = ()
+    codes: Sequence[tuple[str, str]] = ()  # (label, text) of what is to be copied, such as a command
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
     log: Sequence[str] = ()  # lines of output or of a traceback
@@ -89,7 +81,7 @@ class Page:
     state: str  # the run's; empty for a sweep
     cause: str  # a line below the heading: why the run ended, or the states of a sweep's points
     facts: Sequence[tuple[str, str]]  # names and values
-    codes: Sequence[CodeBlock]
+    codes: Sequence[tuple[str, str]]  # as of a section
     sections: Sequence[Section]
     made: str  # when, by which version of the launcher, and from which directory
 
@@ -125,7 +117,7 @@ def single(run: RunData) -> list[Section]:
 
 def run_page(run: RunData) -> Page:
     kind = f"Run of {run.plan.workload.name}"
-    codes = [CodeBlock("submitted with", build.command(program(), run.overrides))]
+    codes = [("submitted with", build.command(program(), run.overrides))]
     return Page(run.id, kind, run.state, run.cause or "", facts(run), codes, single(run), made(run.path, run.seen))
 
 
@@ -268,7 +260,7 @@ def checkpoints_section(run: RunData) -> Section | None:
 def tracking_section(run: RunData) -> Section | None:
     if not run.offline:
         return None
-    code = CodeBlock("send with", shlex.join(("wandb", "sync", *run.offline)))
+    code = ("send with", shlex.join(("wandb", "sync", *run.offline)))
     return Section("Weights & Biases", "Written offline. On a machine that reaches the server:", codes=[code])
 
 
@@ -317,7 +309,7 @@ def fabric_section(run: RunData) -> Section | None:
     if results.matrix is not None:
         tables.append(slow_table(results.matrix))
         if override := _exclude(run, str(results.matrix.get("exclude") or "")):
-            codes.append(CodeBlock("exclude the suspected nodes with", override))
+            codes.append(("exclude the suspected nodes with", override))
     tables.append(rows_table(results.rows, results.roofs()))
     note = conditions(results.conditions)
     if results.roof.get("how"):
@@ -412,11 +404,11 @@ def sweep_page(
     states = [point.state for point in points]
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     facts = [("points", str(len(points))), ("keys", ", ".join(map(_short, keys)) or "-")]
-    codes: list[CodeBlock] = []
+    codes: list[tuple[str, str]] = []
     best = ranked[0] if ranked and goal is not None and ranked[0].metric(goal) is not None else None
     if best is not None and goal is not None:
         facts += [("best point", f"{best.name}: {label(best.overrides, keys)}"), (goal, value_text(best.metric(goal)))]
-        codes.append(CodeBlock("repeat the best point with", build.command(program(), canonical(best.overrides))))
+        codes.append(("repeat the best point with", build.command(program(), canonical(best.overrides))))
     sections = [_points_section(ranked, keys, objective, best)]
     if search is not None:
         sections.insert(0, search_section(*search))

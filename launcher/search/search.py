@@ -383,8 +383,7 @@ class SearchPoints:
         # waiting: called again and again while another process holds the journal's lock
         self._sweep = sweep
         self._search = Search(sweep.path, lambda number: seconds_of(sweep.run(number)), waiting)
-        self._record = SearchRecord(sweep.path)
-        self._template: Any = self._record.template()
+        self._template: Any = SearchRecord(sweep.path).template()
         self._reports: dict[int, PointReports] = {}
         self._over: SearchSettings | None = None  # the settings with which the search has ended
         self._looks_at = 0.0  # monotonic time from which on these are read again

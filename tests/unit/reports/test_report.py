@@ -49,7 +49,7 @@ def text_of(shown: Page) -> str:
     """All words of the page but those in its figures."""
     cells = [cell for each in shown.sections for table in each.tables for row in table.rows for cell in row]
     other = [text for each in shown.sections for text in (each.title, each.note, *each.log)]
-    return "\n".join([*cells, *other, *(value for _, value in shown.facts), *(code.text for code in shown.codes)])
+    return "\n".join([*cells, *other, *(value for _, value in shown.facts), *(text for _, text in shown.codes)])
 
 
 # -- curves
@@ -265,7 +265,7 @@ def test_no_override_is_shown_for_a_scheduler_that_cannot_exclude_nodes(tmp_path
     data = data_of(trained(tmp_path, results=p2p_results()))
     plan = with_fields(data.plan, cluster={"scheduler": "pbs"})
     shown = page.run_page(dataclasses.replace(data, plan=plan))
-    assert [code.text for section in shown.sections for code in section.codes if "exclude" in code.text] == []
+    assert [text for section in shown.sections for _, text in section.codes if "exclude" in text] == []
 
 
 def test_the_partition_is_shown_and_excluded_nodes_stay_excluded(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_the_partition_is_shown_and_excluded_nodes_stay_excluded(tmp_path: Path)
     settings = {"partition": "gpu", "qos": "long", "exclude": "node9"}
     shown = page.run_page(dataclasses.replace(data, plan=with_fields(data.plan, cluster=settings)))
     assert ", partition gpu, qos long" in text_of(shown)
-    assert "\"cluster.exclude='node9,node4'\"" in [code.text for section in shown.sections for code in section.codes]
+    assert "\"cluster.exclude='node9,node4'\"" in [text for section in shown.sections for _, text in section.codes]
 
 
 def test_spare_nodes_have_no_ranks(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_a_training_has_its_curves_and_a_benchmark_its_matrices(tmp_path: Path) 
         "Bandwidth of pairs with 1 MiB, GB/s", "Latency of pairs, µs",
     ]  # fmt: skip
     told = text_of(shown)
-    assert "cluster.exclude=node4" in [code.text for section in shown.sections for code in section.codes]
+    assert "cluster.exclude=node4" in [text for section in shown.sections for _, text in section.codes]
     for words_of in ("75: its time is nearly up", "node4 - node1", "0.28", "[1] hello", "workload.lr"):
         assert words_of in told
 
@@ -309,7 +309,7 @@ def test_the_head_tells_the_state_and_the_command(tmp_path: Path) -> None:
     write_events(run.path / "attempts" / "0" / "events" / "script.jsonl", *events)
     shown = page.run_page(data_of(run, "rank 1 on node2: ValueError: no"))
     assert (shown.state, shown.cause) == ("failed", "rank 1 on node2: ValueError: no")
-    assert shown.codes[0].text == "python -m launcher workload=ddp_mnist 'name=a b'"
+    assert shown.codes[0][1] == "python -m launcher workload=ddp_mnist 'name=a b'"
     assert ("took", "7.0s") in shown.facts
 
 
@@ -403,7 +403,7 @@ def test_what_wandb_wrote_offline_comes_with_the_command_that_sends_it(tmp_path:
     assert not data_of(run).offline
     for name in ("offline-run-20261122_2-x", "offline-run-20261122_1-x", "run-20261122_3-x"):
         (run.path / "wandb" / name).mkdir(parents=True)
-    [code] = [code.text for each in page.run_page(data_of(run)).sections for code in each.codes if "wandb" in code.text]
+    [code] = [text for each in page.run_page(data_of(run)).sections for _, text in each.codes if "wandb" in text]
     first, second = (f"'{run.path}/wandb/offline-run-20261122_{number}-x'" for number in (1, 2))
     assert code == f"wandb sync {first} {second}"
 

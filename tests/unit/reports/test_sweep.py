@@ -49,7 +49,7 @@ def shown(points: list[SweepPoint], objective: tuple[str, ...] = ("accuracy",)) 
 def test_the_page_names_the_best_point_and_its_command() -> None:
     told = shown(some())
     assert ("best point", "1: lr=0.1") in told.facts
-    assert told.codes[0].text == "python -m launcher workload=ddp_mnist workload.lr=0.1"
+    assert told.codes[0][1] == "python -m launcher workload=ddp_mnist workload.lr=0.1"
     assert told.cause == "2 done, 1 failed, 1 waiting"
     table = next(section for section in told.sections if section.title == "Points").tables[0]
     assert table.heads == ("point", "state", "lr", "accuracy")  # the steps are the same in all
