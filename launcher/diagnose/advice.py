@@ -146,7 +146,7 @@ def _damaged_checkpoint(case: Case) -> Steps:
 
 def _hang(case: Case) -> Steps:
     limit = case.fault.limit or "launch.hang_timeout"
-    known = keys_of(case.plan).get(limit)  # another version may have written it
+    known = keys_of(case.plan).get(limit)  # a damaged event may name no key
     return [
         "look at the stacks below: a rank that is in no collective holds up the others",
         *([Step("if a step may take that long", case.resume(f"{limit}={2 * known}"))] if known else []),

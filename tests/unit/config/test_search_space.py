@@ -89,7 +89,7 @@ def test_values_of_a_range_are_what_the_user_means_and_are_known_as_floats_give_
     assert [dimension.value(index) for index in range(len(values))] == values
     assert dimension.ends() == (values[0], values[-1])
     assert dimension.step is not None
-    added = [repr(dimension.low + index * dimension.step) for index in range(len(values))]  # of earlier versions
+    added = [repr(dimension.low + index * dimension.step) for index in range(len(values))]  # as floats add up
     assert [dimension.index(each) for each in added] == [*range(len(values))]
     assert dimension.index("0.05") is None
 
