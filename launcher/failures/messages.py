@@ -61,7 +61,7 @@ def _error(fault: events.Fault) -> str:
     if fault.reading and fault.reading not in (fault.error or ""):
         who += f", loading {fault.reading}"
     what = fault.code.value.replace("_", " ") if fault.error is None else fault.error
-    return f"{who}: {what}"
+    return f"{who}: {what}" if who else what
 
 
 def _rank(fault: events.Fault) -> str:

@@ -57,6 +57,7 @@ RANK1, RANK2 = Accused(host="node1", rank=1), Accused(host="node2", rank=2)
         ({"code": FaultCode.REFUSED, "error": "no port is free"}, "node1: no port is free"),
         ({"code": FaultCode.CONDITION_FAILED, "error": "a failed"}, "it was not started: a failed"),
         ({"error": "a code of a newer version"}, "node1: a code of a newer version"),
+        ({"host": "", "error": "ValueError: no"}, "ValueError: no"),
         ({"code": FaultCode.TOO_FEW, "message": "all that its writer knew"}, "all that its writer knew"),
         ({"code": FaultCode.RENDEZVOUS_TIMEOUT, "node": 0}, "node1: rendezvous timeout"),
         ({"code": FaultCode.HANG, "rank": 1, "seconds": 30.0}, "rank 1 on node1 hangs for 30 s"),
