@@ -121,8 +121,8 @@ class Checkpointer:
             metrics: metrics of the current model, by name.
             wait: whether to return only when the checkpoint is published.
 
-        Returns the seconds for which training was blocked. Raises SaveFailed (this save failed, and `wait` is set or
-        `background` off), SavesFail (the last `max_failures` saves failed), or CheckpointError: an earlier save failed
+        Returns the seconds for which training was blocked. Raises SaveFailed (this save failed, and `wait` is set),
+        SavesFail (the last `max_failures` saves failed), or CheckpointError: an earlier save failed
         for good, since another attempt owned the run, or the state could not be saved.
         """
         began = time.perf_counter()
@@ -140,7 +140,7 @@ class Checkpointer:
             with heartbeat.alive():
                 failure = self._run(save)
             self._save = None
-            if failure is not None:
+            if failure is not None and wait:
                 raise failure
         else:
             save.run(partial(self._run, save), "checkpoint")

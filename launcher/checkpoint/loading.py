@@ -85,12 +85,19 @@ def stateful(value: Any) -> Stateful | None:
         return Generator(value.getstate, value.setstate)
     if (numpy := sys.modules.get("numpy")) and isinstance(value, numpy.random.Generator):
         source = value.bit_generator
-        return Generator(lambda: source.state, partial(setattr, source, "state"))
+        return Generator(lambda: _without_arrays(source.state), partial(setattr, source, "state"))
     if isinstance(value, DistributedDataParallel):
         return stateful(value.module)
     if isinstance(value, Mapping | Tensor | type) or not isinstance(value, Stateful):
         return None
     return stateful(value._orig_mod) if hasattr(value, "_orig_mod") else value
+
+
+def _without_arrays(state: Any) -> Any:
+    # What the states of numpy's bit generators have is restored from lists, too
+    if isinstance(state, dict):
+        return {key: _without_arrays(value) for key, value in state.items()}
+    return state.tolist() if hasattr(state, "tolist") else state
 
 
 def objects_in(state: Mapping[Any, Any], path: Keys = ()) -> dict[Keys, Stateful]:
@@ -186,6 +193,8 @@ class LoadTarget:
         self._state, objects = expanded(state)
         content = Content.of(self._state)
         self.tensors = {name: tensor for name, tensor in content.tensors.items() if is_named(name, only)}
+        if meta := next((name for name, tensor in self.tensors.items() if tensor.is_meta), None):
+            raise TypeError(f"{meta} is on the meta device, and has no values to fill: call to_empty() before load")
         self.paths, self.roots, self.only = content.paths, {str(key) for key in state}, only
         self._objects = {path: item for path, item in objects.items() if is_named(dotted(path), only)}
         self._parameters = {

@@ -197,7 +197,8 @@ class Resumable:
         self._blocked = self._restart = 0.0  # seconds
         self._began = self._last_save = time.monotonic()
         self._saved_step, self._told = 0, False
-        self._as_loaded = -1  # step of the checkpoint on disk that has all of the state, as nothing was saved since
+        # step that was loaded, if nothing was saved since and the checkpoint on disk has at least as much as the state
+        self._as_loaded, self._partial = -1, False
         if self.run.checkpoint_dir is None:
             return
         if env.world_size == 1 and env.rank > 0:
@@ -247,8 +248,10 @@ class Resumable:
         if self._env.rank == 0:
             self._say_where_it_continues(loaded)
         self._best = loaded.extra.get("best_values", {}).get(self.run.checkpoint.best)
+        self._metrics = loaded.step, dict(loaded.metrics)
         self._saved_step, self._last_save = loaded.step, time.monotonic()
-        self._as_loaded = -1 if only or loaded.path is None else loaded.step
+        self._partial = bool(only)
+        self._as_loaded = -1 if loaded.path is None and not only else loaded.step
         self._restart = self._last_save - self._began
         if loaded.path is None:  # what has been done since the last save is not on disk yet
             disk = loaded.on_disk
@@ -345,7 +348,8 @@ class Resumable:
         value, best_is = float(metrics[name]), self.run.checkpoint.best_is
         if self._saving is not None and better(value, self._best, best_is):
             self._settle()
-        if better(value, self._best, best_is):
+        # What was loaded in part would take the place of what has all of the training
+        if better(value, self._best, best_is) and not (self._partial and step == self._as_loaded):
             self._save(step, best=value)
 
     def finish(self, step: int) -> None:
@@ -412,8 +416,11 @@ class Resumable:
     def _leave(self, step: int, cause: str) -> None:
         began = time.monotonic()
         try:
-            self._save(step, wait=True)
-            how = f"saved in {time.monotonic() - began:.2f} s"
+            if step == self._as_loaded:
+                how = "as it was loaded"
+            else:
+                self._save(step, wait=True)
+                how = f"saved in {time.monotonic() - began:.2f} s"
         except SaveFailed:  # logged already; an earlier checkpoint is better than none
             how = "not saved"
         if self._env.rank == 0:
@@ -443,8 +450,13 @@ def _update(into: dict[Any, Any], new: Mapping[Any, Any]) -> None:
     for key, value in new.items():
         if stateful(into.get(key)) is not None:
             continue
-        if isinstance(into.get(key), dict) and isinstance(value, Mapping):
-            _update(into[key], value)
+        old = into.get(key)
+        if isinstance(old, dict) and isinstance(value, Mapping):
+            _update(old, value)
+        elif isinstance(old, torch.Tensor) and isinstance(value, torch.Tensor) and old.shape == value.shape:
+            if old is not value:
+                with torch.no_grad():
+                    old.copy_(value)
         else:
             into[key] = value
 

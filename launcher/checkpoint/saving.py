@@ -311,6 +311,10 @@ class Writer:
                 contents = self.peers.gather(rest if groups[self.peers.rank] == self.peers.rank else None)
                 firsts = {rank: each for rank, each in enumerate(contents) if each is not None}
                 elsewhere = self.peers.on_first(lambda: _common(firsts))
+                group, mine = groups[self.peers.rank], content.tensors.items()
+                size = sum(tensor.nbytes for name, tensor in mine if elsewhere.get(name, group) == group)
+                sizes = self.peers.gather(size if group == self.peers.rank else 0)
+                self.peers.on_first(lambda: self._require_space(sum(sizes)))
                 self.peers.on_first(lambda: rest.update(_united(firsts, groups, self.check_values)))
             if agreement.compare:
                 self._compare(table or state.ReplicaTable({}, {}), groups, elsewhere)
@@ -376,12 +380,15 @@ class Writer:
         if not any(groups):
             groups = ()
         compare = sum(offer.difference for offer in offers) % (1 << 64) != 0
-        needed = SLACK + sum({offer.names: offer.size for offer in offers}.values())
-        if (free := shutil.disk_usage(self.folder.path).free) < needed:
-            raise CheckpointError(f"no space in {self.folder.path}: {needed} bytes are needed, and {free} are free")
+        if not groups:
+            self._require_space(offers[0].size)
         temporary.mkdir(mode=0o700)
         single = not groups and all(offer.small for offer in offers)
         return _Agreement(checkpoints.SINGLE if single else checkpoints.SHARDED, temporary.name, compare, groups)
+
+    def _require_space(self, size: int) -> None:
+        if (free := shutil.disk_usage(self.folder.path).free) < (needed := SLACK + size):
+            raise CheckpointError(f"no space in {self.folder.path}: {needed} bytes are needed, and {free} are free")
 
     # -- large or sharded state: all ranks
 

@@ -10,7 +10,7 @@ import json
 import operator
 import random
 import zlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -80,6 +80,8 @@ class Content:
                 raise ValueError(f"two tensors of the state have the name {name}: rename one of them")
             self.tensors[name], self.paths[name] = value.detach(), path
             return _NOTHING
+        if type(value) is Counter:
+            return value  # `plain` keeps the type
         if isinstance(value, Mapping):
             items = [(_plain_key(key, "state", dotted(path)), item) for key, item in value.items()]  # go into `paths`
             parts = {key: self._take_apart(item, (*path, key)) for key, item in items}
@@ -208,7 +210,9 @@ def nested(
 
 
 def _copied(value: Any) -> Any:
-    return {key: _copied(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping) and type(value) is not Counter:
+        return {key: _copied(item) for key, item in value.items()}
+    return value
 
 
 def found_in(tree: Any, path: Keys) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -374,6 +376,20 @@ def unequal_copies(config: dict[str, Any], env: Env) -> dict[str, Any]:
     checkpointer._final = None
     checkpointer.close()
     return {"outcomes": result}
+
+
+def with_little_space(config: dict[str, Any], env: Env) -> dict[str, Any]:
+    """Ranks 0 and 1, and 2 and 3, have a stage of a pipeline, and all have a trunk of 4,000 bytes."""
+    shutil.disk_usage = lambda _: SimpleNamespace(free=config["free"] + saving.SLACK)  # type: ignore[assignment]
+    state = {"trunk": torch.ones(1000), f"stage {env.rank // 2}": torch.ones(250)}
+    return {"outcomes": outcomes(Checkpointer(config["folder"], env, identity={}), range(1, 2), state)}
+
+
+@pytest.mark.parametrize(("free", "told"), [(6000, "saved"), (5999, "no space in ")])
+def test_a_save_needs_space_for_what_several_ranks_have_once(tmp_path: Path, free: int, told: str) -> None:
+    for result in run_ranks(with_little_space, {"folder": str(tmp_path / "checkpoints"), "free": free}, 4):
+        (outcome,) = result.metrics["outcomes"]
+        assert told in outcome
 
 
 def test_copies_of_a_part_that_differ_are_refused(tmp_path: Path) -> None:

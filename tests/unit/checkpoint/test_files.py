@@ -5,10 +5,8 @@ from __future__ import annotations
 import base64
 import errno
 import pickle
-import shutil
 import zlib
 from pathlib import Path, PosixPath
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -164,21 +162,6 @@ def test_a_refusal_on_all_ranks_has_one_traceback_and_another_error_that_of_its_
     with pytest.raises(CheckpointError) as raised:
         Peers(0, 1, 1, own_group=False).on_all(fail)
     assert raised.value.__cause__ is (error if isinstance(error, ValueError) else None)
-
-
-@pytest.mark.parametrize("missing", [0, 1])
-def test_a_save_needs_space_for_what_each_stage_of_a_pipeline_has_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: int
-) -> None:
-    folder, peers = CheckpointFolder(tmp_path, 0, Retention(), 0), Peers(0, 1, 1, own_group=False)
-    writer = saving.Writer(folder, peers, {}, True, lambda: None, Events(None, "checkpoint"))
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=300 + saving.SLACK - missing))
-    offers = [saving._Offer(1, 100, names="first"), saving._Offer(1, 200, names="second")] * 4
-    if missing:
-        with pytest.raises(CheckpointError, match="no space"):
-            writer._agree(offers, tmp_path / "saving")
-    else:
-        assert writer._agree(offers, tmp_path / "saving").groups == (0, 1) * 4
 
 
 @pytest.mark.parametrize(

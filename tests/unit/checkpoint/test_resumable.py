@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +22,10 @@ import torch
 from torch import nn
 
 from launcher.checkpoint import resumable
+from launcher.checkpoint.collectives import SavesFail
 from launcher.checkpoint.folder import CheckpointFolder
 from launcher.checkpoint.format import CheckpointError, Misfit, read
-from launcher.checkpoint.loading import Loaded
+from launcher.checkpoint.loading import Loaded, read_contents
 from launcher.checkpoint.resumable import (
     Resumable,
     changes,
@@ -563,9 +565,105 @@ def test_a_training_that_was_done_already_is_not_saved_again(tmp_path: Path) -> 
     after = [path.stat().st_mtime_ns for path in sorted(folder.rglob("*")) if path.is_file()]
     assert after == before, "a program whose files are new has made progress, and starts again after an error"
     it = training(Parts(2), folder)
-    it.load(only=["model", "words"])
+    assert it.load(only=["model", "words"]) == 1
     it.finish(1)
-    assert [path.stat().st_mtime_ns for path in sorted(folder.rglob("*")) if path.is_file()] != before
+    assert [path.stat().st_mtime_ns for path in sorted(folder.rglob("*")) if path.is_file()] == before
+
+
+@pytest.mark.parametrize("how", ["finish", "stop", "a better metric"])
+def test_what_was_loaded_in_part_does_not_take_the_place_of_the_whole(tmp_path: Path, how: str) -> None:
+    """An evaluation has the model alone: the training's optimizer would be lost."""
+    it, _ = counting(tmp_path, best="loss", best_is="min", keep=1)
+    it._state["optimizer"] = {"rate": torch.ones(1)}
+    it.evaluated(1, {"loss": 2.0})
+    it.close()
+    it, _ = counting(tmp_path, best="loss", best_is="min", keep=1)
+    assert it.load(only=["number"]) == 1
+    if how == "a better metric":
+        it.evaluated(1, {"loss": 1.0})
+        it.close()
+    elif how == "stop":
+        with pytest.raises(SystemExit):
+            it._leave(1, "asked to stop")
+    else:
+        it.finish(1)
+    (kept,) = tmp_path.glob("*step-*")
+    assert "optimizer.rate" in read_contents(kept, read(kept)).kinds
+
+
+def test_a_stop_right_after_a_load_leaves_the_metrics_of_the_best_checkpoint(tmp_path: Path) -> None:
+    it, _ = counting(tmp_path, best="loss", best_is="min", keep=1)
+    it.evaluated(1, {"loss": 2.0})
+    it.close()
+    it, _ = counting(tmp_path, best="loss", best_is="min", keep=1)
+    assert it.load() == 1
+    with pytest.raises(SystemExit):
+        it._leave(1, "asked to stop")
+    assert read(tmp_path / "step-000000001").metrics == {"loss": 2.0}
+
+
+def test_a_tensor_that_a_rank_has_for_itself_is_filled_in_place(tmp_path: Path) -> None:
+    for begins, hidden in ((True, torch.full((3,), 2.0)), (False, torch.zeros(3))):
+        it = Resumable(
+            {"number": torch.zeros(1)}, {"rnn": {"hidden": hidden}}, env=env_of(),
+            run=run_settings(checkpoint_dir=tmp_path),
+        )  # fmt: skip
+        assert it.load() == (0 if begins else 1)
+        assert hidden.tolist() == [2.0] * 3
+        it.finish(1)
+
+
+def test_a_counter_in_the_state_of_an_object_stays_one(tmp_path: Path) -> None:
+    """As torch's MultiStepLR has, which a list of schedulers is saved with."""
+
+    def made() -> torch.optim.lr_scheduler.SequentialLR:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=torch.tensor(1.0))  # type: ignore[arg-type]
+        warm = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=2)
+        steps = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2])
+        return torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, steps], [2])
+
+    for begins in (True, False):
+        scheduler = made()
+        it = Resumable({"scheduler": scheduler}, env=env_of(), run=run_settings(checkpoint_dir=tmp_path))
+        assert it.load() == (0 if begins else 1)
+        assert scheduler._schedulers[1].milestones == Counter({2: 1})
+        assert type(scheduler._schedulers[1].milestones) is Counter
+        it.finish(1)
+
+
+@pytest.mark.parametrize("kind", [numpy.random.PCG64, numpy.random.Philox, numpy.random.MT19937, numpy.random.SFC64])
+def test_each_of_numpys_generators_goes_on(tmp_path: Path, kind: Any) -> None:
+    drawn = []
+    for seed in (1, 2):
+        generator = numpy.random.Generator(kind(seed))
+        it = Resumable({"numpy": generator}, env=env_of(), run=run_settings(checkpoint_dir=tmp_path))
+        if it.load() == 0:
+            generator.random(7)
+        it.finish(1)
+        drawn.append(generator.random(3).tolist())
+    assert drawn[0] == drawn[1]
+
+
+def test_a_save_that_fails_ends_no_training_also_without_a_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it, _ = counting(tmp_path, every_steps=1, background=False, max_failures=3)
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+        it.boundary(1)
+        it.boundary(2)
+        it.boundary(3)
+        with pytest.raises(SavesFail):
+            it.boundary(4)
+
+
+def test_a_model_without_memory_is_refused(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        model = nn.Linear(2, 2)
+    it = Resumable({"model": model}, env=env_of(), run=run_settings(checkpoint_dir=tmp_path))
+    with pytest.raises(CheckpointError, match=r"model\.weight is on the meta device"):
+        it.load()
+    it.close()
 
 
 def test_a_part_of_a_training_can_be_restored(tmp_path: Path) -> None:
