@@ -43,7 +43,7 @@ from launcher.plan.plan import JobPlan
 from launcher.runs import live_runs_index, lookup
 from launcher.runs.directory import TOKEN, Run, runs_dir_of, token_of
 from launcher.runs.history import RunHistory, read_history
-from launcher.runs.lease_and_locks import SUBMITTING, try_acquire
+from launcher.runs.lease_and_locks import SUBMITTING, only_submitter, try_acquire
 from launcher.runs.lookup import RECORDS, find_either
 from launcher.runs.sweep_directory import Sweep, sweep_of
 from launcher.schedulers import registry
@@ -477,6 +477,11 @@ def _cancel(name: str, runs_dir: Path | None, live: JobMonitor) -> None:
         return
     require_own(found.path, "cancel it")
     sweep = found if isinstance(found, Sweep) else sweep_of(found)
+    if isinstance(found, Run) and (history := read_history(found)).job_id is not None and history.open:
+        from launcher.submission.resume import recover
+
+        with only_submitter((sweep or found).path):  # its last submission may have made a job, and recorded none
+            recover(found, found.plan())
     if sweep is not None:
         from launcher.cli.sweep import cancel as cancel_points
 

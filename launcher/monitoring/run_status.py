@@ -73,7 +73,7 @@ from launcher.runs.events import CancelFailed, Cancelled, Progress, Refused, Sto
 from launcher.runs.history import RunHistory, process_of, read_history
 from launcher.runs.lease_and_locks import SILENCE, only_submitter
 from launcher.runs.point_claims import Claims, ClaimsReader, EntryKind, State
-from launcher.runs.sweep_directory import Sweep, sweep_of
+from launcher.runs.sweep_directory import PILOT, Sweep, sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, JobState, Queries, QueryError, SchedulerJob, state_text
 from launcher.schedulers.job_cache import QUICKEST, JobSnapshot, SharedSnapshot, interval, take_snapshot
@@ -635,7 +635,10 @@ def is_packed(run: Run) -> bool:
 
 
 def rerun(run: Run) -> str:
-    """Returns the sub-command that restarts a point of a packed sweep (`sweep rerun ID 7`); empty for other runs."""
+    """Returns the sub-command that restarts a packed sweep's point (`sweep rerun ID 7`) or pilot; empty: neither."""
+    sweep, pilot, number = run.id.rpartition(PILOT)
+    if pilot and number.isdecimal() and Sweep(run.path.with_name(sweep)).recorded():
+        return f"sweep rerun {sweep}"
     return f"sweep rerun {run.path.parent.name} {run.path.name}" if is_packed(run) else ""
 
 

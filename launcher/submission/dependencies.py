@@ -23,7 +23,7 @@ from launcher.fast_dataclasses import Struct
 from launcher.files import folder_checks, safe_io
 from launcher.files.retried_reads import list_names, read_text, unwrap
 from launcher.monitoring import sweep_status
-from launcher.monitoring.run_status import JobMonitor, RunState, queries, status_of
+from launcher.monitoring.run_status import JobMonitor, RunState, queries, rerun, status_of
 from launcher.plan.plan import JobPlan
 from launcher.runs import lookup, sweep_directory
 from launcher.runs.directory import Run
@@ -164,7 +164,9 @@ def check_dependencies(plan: JobPlan) -> tuple[str, ...]:
         if str(dependency.path) in (plan.run_dir, str(Path(plan.run_dir).parent)):
             raise ConfigError(f"{setting}: a run cannot wait for itself")
         if dependency.decision is StartDecision.NEVER:
-            retry = "" if dependency.done else f"`resume {dependency.id}` first, or "
+            sweep = Sweep(dependency.path).recorded()
+            again = f"sweep rerun {dependency.id}" if sweep else rerun(Run(dependency.path))
+            retry = "" if dependency.done else f"`{again or f'resume {dependency.id}'}` first, or "
             do = f"{retry}use after=any:{dependency.id}"
             raise ConfigError(f"{setting}: it is {dependency.state}, so this would never start: {do}")
         if dependency.decision is StartDecision.START:

@@ -20,7 +20,7 @@ from launcher.files.folder_checks import require_own
 from launcher.monitoring.run_status import JobMonitor, RunState, queries, rerun, status_of
 from launcher.plan.limits import pools_by_key
 from launcher.plan.plan import JobPlan
-from launcher.runs.directory import Run
+from launcher.runs.directory import Run, token_of
 from launcher.runs.events import Refused, every
 from launcher.runs.events import Submitted as JobSubmitted
 from launcher.runs.history import journal_events, read_history
@@ -57,17 +57,16 @@ def resume(
     """Submits another attempt of a run that is over; raises ConfigError, RunError, SubmissionError, QueryError."""
     public = submission.redacted_record(prepared, config, overrides)
     plan = prepared.plan
-    if again := rerun(run):
-        raise RunError(f"{run.id} runs in pilots of its sweep: `{program()} {again}` starts it again")
     require_commands(plan)
-    with secrets.exported(prepared.secrets), only_submitter(run.path):
+    with secrets.exported(prepared.secrets), only_submitter((sweep_of(run) or run).path):
         before = run.plan()
         if {"workload.entry", "workload.kind"} & {*submission.different_keys(plan, before)}:
             now = plan.workload.name
             raise ConfigError(f"{run.id} is a run of workload={before.workload.name}: for {now} start another run")
         require_over(run)
-        _recover(run, before, prepared)
         token = _token(run, prepared)
+        if recover(run, before, "" if _differs(prepared.plan, before) else token):
+            require_over(run)
         tried_before = submission.tried(run, token)
         prepared = dataclasses.replace(prepared, token=token)
         snapshot.take(plan)
@@ -78,7 +77,7 @@ def resume(
         with submission.refusals_of_the_system(run, plan, token):
             run.clear_for_resume()
         try:
-            with submission.interrupted(run), submission.refusals_of_the_system(run, plan, token):
+            with submission.interrupted(run, "the command"), submission.refusals_of_the_system(run, plan, token):
                 submission.write_record(run, prepared, *public)
                 started = start(run, plan, token, resumed=tried_before, by_hand=by_hand)
         except (SubmissionRefused, ConfigError) as error:  # the run is unchanged
@@ -87,6 +86,7 @@ def resume(
                 with contextlib.suppress(OSError):  # a full disk: the run then counts as unconfirmed
                     run.journal(Refused(token=token, error=str(error)))
             run.restore_record()
+            run.unmark("script.sh")  # of what was refused: the next attempt makes it anew
             raise
         for problem in update_followers(run.path) if followers else ():  # PBS holds what waits for a deleted job
             submission.print_notice(f"a dependency was not updated to job {started.job_id}: {problem}")
@@ -98,13 +98,22 @@ def _token(run: Run, prepared: Prepared) -> str:
     return f"{prepared.token}-r{len(every(journal_events(run), JobSubmitted))}"
 
 
-def _recover(run: Run, plan: JobPlan, prepared: Prepared) -> None:
-    # The run's last job may have submitted the next one without learning it, or was killed before it could record it
-    for token in sorted(read_history(run).open - {_token(run, prepared)}) if plan.queued else ():
-        own = token.startswith(f"{prepared.token}-")  # a point's history has those of its arrays, too
-        if own and (job := queries(plan).find(token, plan.name)):
+def recover(run: Run, plan: JobPlan, without: str = "") -> bool:
+    """Records jobs of a run of which no submitter has learnt: it, or the job that submits the next one, was killed.
+
+    Returns whether there was one; without: a token that is not looked for. Needs the submitter's lock.
+    """
+    found, base = False, f"{token_of(plan.run_dir)}-"  # a point's history has the tokens of its arrays, too
+    for token in sorted(read_history(run).open - {without}) if plan.queued else ():
+        if token.startswith(base) and (job := queries(plan).find(token, plan.name)):
             run.journal(JobSubmitted(job=job))
-            require_over(run)
+            found = True
+    return found
+
+
+def _differs(plan: JobPlan, before: JobPlan) -> bool:
+    # Whether a job for the plan before would be another one
+    return bool({*submission.different_keys(plan, before)} - {*submission.OF_THE_COMMAND})
 
 
 def require_over(run: Run) -> None:
@@ -114,7 +123,7 @@ def require_over(run: Run) -> None:
         raise RunError(f"{run.id} is done: there is nothing to resume")
     if not seen.state.over and seen.state is not RunState.UNSUBMITTED:
         word = f" ({seen.job.text})" if seen.state is RunState.UNKNOWN and seen.job.text else ""
-        queued = seen.state is RunState.QUEUED
+        queued = seen.state in (RunState.QUEUED, RunState.UNCONFIRMED)
         do = f"`{program()} cancel {run.id}` first" if queued else f"`touch {run.path}/stop` and wait"
         raise RunError(f"{run.id} is {seen.state.value}{word}: to change its size, {do}")
 
@@ -170,6 +179,8 @@ def ready_attempt(run: Run, changes: Sequence[str], *, new_snapshot: bool = Fals
     new_snapshot: whether to copy the code again, with env.snapshot. Raises ConfigError, and RunError: it is not ours.
     """
     require_own(run.path, "resume it")
+    if again := rerun(run):
+        raise RunError(f"{run.id} is part of a packed sweep: `{program()} {again}` starts again what is not done")
     record = run.record()
     if "overrides" not in record:
         raise RunError(f"{run.path}/record.json does not tell how it was submitted: another version wrote it")

@@ -74,8 +74,11 @@ def submit(
         run.link(default_runs_dir(), latest=False)  # now: commands must find it if the scheduler's answer is lost
         if job_id := read_history(run).job_id:
             return SubmittedRun(run, job_id, again=True)
+        if resumed:
+            run.unmark("cancelled")  # before there was a job
         try:
-            with interrupted(run), refusals_of_the_system(run, plan, prepared.token):
+            again = f"the command with run_id={run.id}"
+            with interrupted(run, again), refusals_of_the_system(run, plan, prepared.token):
                 started = start(run, plan, prepared.token, resumed, by_hand=by_hand)
         except SubmissionRefused:
             if not resumed:
@@ -125,14 +128,14 @@ def refusals_of_the_system(run: Run, plan: JobPlan, token: str) -> Iterator[None
 
 
 @contextlib.contextmanager
-def interrupted(run: Run) -> Iterator[None]:
+def interrupted(run: Run, again: str) -> Iterator[None]:
     """Delays Ctrl-C in the block until the submission is complete; then, or at the second one, raises Interrupted."""
     try:
         with delayed_interrupt() as pressed:
             yield
     except KeyboardInterrupt:
         raise Interrupted(
-            f"nobody knows whether {run.id} was submitted: repeat the command with run_id={run.id}, which takes the "
+            f"nobody knows whether {run.id} was submitted: repeat {again}, which takes the "
             f"job that is there, or end it with `launcher cancel {run.id}`"
         ) from None
     if pressed:

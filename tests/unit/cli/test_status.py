@@ -27,7 +27,7 @@ from launcher.monitoring import run_status
 from launcher.monitoring.run_status import JobMonitor, RunState, RunStatus, all_statuses, each_status, status_of
 from launcher.runs import event_files
 from launcher.runs import events as kinds
-from launcher.runs.directory import Attempt, Run
+from launcher.runs.directory import Attempt, Run, token_of
 from launcher.runs.history import history_of
 from launcher.schedulers.base import JobState, QueryError, QueryTimeout, SchedulerJob
 from launcher.schedulers.pbs.client import PBS
@@ -461,6 +461,21 @@ def test_after_a_cancel_nobody_believes_the_answer_before(
     JobMonitor().cancel(run)
     says({}, {"1": (JobState.CANCELLED, "CANCELLED")})
     assert rows(tmp_path)["a"]["state"] == "cancelled"
+
+
+def test_the_job_of_a_resume_whose_answer_was_lost_is_cancelled(
+    tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its journal has the job before, with which the run is over."""
+    run, cancelled = make(tmp_path, "a", "1"), list[str]()
+    end(run, job="1", code=75)
+    token = f"{token_of(run.plan().run_dir)}-r1"
+    run.journal(kinds.Submitting(token=token))
+    says({"2": (JobState.PENDING, "PENDING")})
+    monkeypatch.setattr(Slurm, "find", lambda _, wanted, name: {token: "2"}.get(wanted))
+    monkeypatch.setattr(Slurm, "cancel", lambda _, *jobs: cancelled.extend(jobs))
+    assert commands.main(["cancel", "a", "--runs-dir", str(tmp_path)]) == 0
+    assert (cancelled, run.has("cancelled")) == (["2"], True)
 
 
 def test_a_cancel_that_the_scheduler_did_not_take_is_taken_back(

@@ -80,3 +80,14 @@ def test_another_attempt_of_a_point_waits_for_what_its_sweep_waits_for(
     sweep.run(0).write_record(plan, config, {"overrides": ["workload=p2p", "seed=1"]})
     again = resume.ready_attempt(sweep.run(0), changes)
     assert again.prepared.plan.after == tuple(f"ok:{tmp_path}/{name}" for name in waits)
+
+
+def test_a_pilot_is_not_resumed_but_the_points_of_its_sweep(tmp_path: Path) -> None:
+    sweep = Sweep.create(tmp_path / "points")
+    sweep.write(SweepManifest("points", (), (("seed=1",),)))
+    pilot = Run.create(sweep.pilot(0).path)
+    pilot.write_record(bare_plan(run_id=pilot.id), {}, {"overrides": []})
+    with pytest.raises(
+        RunError, match=r"points-pilot-0 is part of a packed sweep: .* sweep rerun points` starts again"
+    ):
+        resume.ready_attempt(pilot, [])

@@ -25,6 +25,7 @@ from launcher.schedulers.pbs.scheduler import PBSScheduler
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.submission import submit as submission
 from launcher.submission.prepare import prepare
+from launcher.submission.resume import resume
 from launcher.submission.submit import Interrupted, SubmittedRun, submit
 from launcher.sweeps.prepare import prepare_sweep
 from tests.launch import until
@@ -32,6 +33,7 @@ from tests.unit.faults import FileServer
 from tests.unit.plans import make_config
 from tests.unit.runs.test_lease_and_locks import Cluster
 from tests.unit.slurm_stand_in import SlurmStandIn
+from tests.unit.sweep_runs import end
 from tests.unit.sweep_site import COMMAND, Site
 
 
@@ -169,6 +171,55 @@ def test_jobs_of_a_chain_that_could_not_be_noted_are_found_by_the_next_command(
     made = handed_over(tmp_path, resume=CHAIN)
     assert (made.job_id, read_history(made.run).waiting) == ("100", ("101", "102"))
     assert [job.dependency for job in stand_in.jobs()] == ["-", "afterany:100", "afterany:101"]
+
+
+def test_who_submits_what_they_had_cancelled_before_there_was_a_job_wants_it(
+    tmp_path: Path, stand_in: SlurmStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as disk:
+        full_for("submitted", disk)
+        with pytest.raises(SubmissionError):
+            handed_over(tmp_path)
+    run = Run(tmp_path / "runs" / "a")
+    run.mark("cancelled")
+    assert handed_over(tmp_path).job_id == "100"
+    assert not run.has("cancelled"), "its driver would end at once"
+
+
+def over(folder: Path) -> Run:
+    run = handed_over(folder).run
+    (folder / "slurm" / "jobs").write_text("")
+    end(run, job="100", code=75)
+    return run
+
+
+def again(folder: Path, nodes: int) -> SubmittedRun:
+    cluster = {"check": False, "submit_timeout": 10, "scheduler": "slurm"}
+    config = make_config(runs_dir=str(folder / "runs"), run_id="a", cluster=cluster, nodes=nodes)
+    return resume(Run(folder / "runs" / "a"), prepare(config, run_id="a"), {}, [])
+
+
+def test_a_resume_of_another_size_does_not_take_the_job_of_one_whose_answer_was_lost(
+    tmp_path: Path, stand_in: SlurmStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over(tmp_path)
+    with monkeypatch.context() as disk:
+        full_for("submitted", disk)
+        with pytest.raises(SubmissionError):
+            again(tmp_path, nodes=2)
+    with pytest.raises(RunError, match=r"is queued: .* cancel a` first"):
+        again(tmp_path, nodes=4)
+    assert len(stand_in.jobs()) == 1
+
+
+def test_a_refused_resume_leaves_no_script_with_which_the_run_would_go_on(
+    tmp_path: Path, stand_in: SlurmStandIn
+) -> None:
+    run = over(tmp_path)
+    stand_in.set(refusal="nodes=4")
+    with pytest.raises(SubmissionError, match="Invalid license"):
+        again(tmp_path, nodes=4)
+    assert (run.plan().nodes, run.has("script.sh")) == (1, False)
 
 
 def test_no_command_that_submits_a_chain_to_pbs_gets_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
