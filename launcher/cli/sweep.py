@@ -447,9 +447,10 @@ def cancel(sweep: Sweep, points: Sequence[int] | None) -> int:
 
 def _throttle(sweep: Sweep, most: int) -> int:
     if sweep.manifest().packing is not None:
+        from launcher.submission.resume import secrets_again
         from launcher.sweeps.submit import throttle_pilots
 
-        submitted, stopping = throttle_pilots(sweep, most)
+        submitted, stopping = throttle_pilots(sweep, most, secrets_again)
         print(f"{sweep.id}: {plural(most, 'pilot')}")
         _print_pilots(sweep, submitted)
         for name in stopping:

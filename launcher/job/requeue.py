@@ -242,8 +242,14 @@ def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> kinds.Continues:
     except SubmissionRefused as refused:
         if how != ResumeHow.resubmit.value or not (scheduler.requeues and refused.job_limit):
             raise
+        try:
+            again = _requeue(scheduler)
+        except AnswerLost:
+            raise
+        except QueryError:
+            raise refused from None
         print(f"launcher: no job is accepted beside this one, so it is requeued ({refused})", file=sys.stderr)
-        return _requeue(scheduler)
+        return again
     tell_followers(attempt.run, job)
     return continues(What.ELSEWHERE, NextReason.RESUBMITTED, job)
 
@@ -279,7 +285,11 @@ def resubmit(plan: JobPlan, run: Run, suffix: str, behind: Sequence[str], timeou
         script = render.write(run, plan, token=token)
     environment = registry.queue(plan.cluster.scheduler).environment_within(plan, run)
     run.journal(kinds.Submitting(token=token))
-    job_id = submit_behind(plan, behind, str(script), token, environment, timeout)
+    try:
+        job_id = submit_behind(plan, behind, str(script), token, environment, timeout)
+    except SubmissionRefused as refused:
+        run.journal(kinds.Refused(token=token, error=str(refused)))
+        raise
     run.journal(kinds.Submitted(job=job_id))
     return job_id
 

@@ -64,9 +64,9 @@ def resume(
             now = plan.workload.name
             raise ConfigError(f"{run.id} is a run of workload={before.workload.name}: for {now} start another run")
         require_over(run)
-        token = _token(run, prepared)
-        if recover(run, before, "" if _differs(prepared.plan, before) else token):
+        if recover(run, before, "" if _differs(plan, before) else _token(run, prepared)):
             require_over(run)
+        token = _token(run, prepared)
         tried_before = submission.tried(run, token)
         prepared = dataclasses.replace(prepared, token=token)
         snapshot.take(plan)

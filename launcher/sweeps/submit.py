@@ -22,7 +22,7 @@ from typing import Any
 from launcher.agent import payload
 from launcher.environment import secrets as secret
 from launcher.environment import snapshot
-from launcher.errors import ConfigError, RunError, SubmissionError
+from launcher.errors import ConfigError, RunError, SubmissionError, program
 from launcher.files.retried_reads import Wrong, exists, read_json, unwrap
 from launcher.formatting import plural
 from launcher.monitoring.run_status import DamagedRun, JobMonitor, RunState, or_damaged, queries, status_of
@@ -176,12 +176,7 @@ def resubmit(
     """Submits points again; secrets: returns those that the config of a point sets, not the environment."""
     plans = {index: sweep.run(index).plan() for index in points}
     groups = prepare.groups(plans, sweep.id, sweep.path)
-    found: dict[str, str] = {}
-    for plan, members in groups:
-        require_commands(plan)
-        if plan.secret_variables:
-            found |= secrets(sweep.run(members[0]))
-            secret.require(plan.secret_variables, {**os.environ, **found})
+    found = _secrets_of([sweep.run(members[0]) for _, members in groups], secrets)
     with secret.exported(found), only_submitter(sweep.path):
         packed = sweep.packing() is not None
         if packed:
@@ -192,6 +187,17 @@ def resubmit(
         for index in points:
             sweep.run(index).clear_marks()
         return _ArraySubmitter(sweep, groups, plans, restart=True).submit(set(points))
+
+
+def _secrets_of(points: Iterable[Run], secrets: Callable[[Run], Mapping[str, str]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for run in points:
+        plan = run.plan()
+        require_commands(plan)
+        if plan.secret_variables:
+            found |= secrets(run)
+            secret.require(plan.secret_variables, {**os.environ, **found})
+    return found
 
 
 def _make_points(sweep: Sweep, prepared: PreparedSweep, points: Iterable[int]) -> None:
@@ -342,8 +348,7 @@ class _ArraySubmitter:
     @contextlib.contextmanager
     def _interrupted(self) -> Iterator[None]:
         # Delays Ctrl-C until the end of the block, in which an array is submitted, so that the job is recorded
-        sweep = self._sweep.id
-        then = f"repeat the command with sweep.id={sweep} to submit the rest, or end it with `launcher cancel {sweep}`"
+        then = f"{self._rest()}, or end it with `launcher cancel {self._sweep.id}`"
         try:
             with submission.delayed_interrupt() as interrupted:
                 yield
@@ -353,6 +358,10 @@ class _ArraySubmitter:
             count, jobs = self._made()
             raise Interrupted(f"{plural(count, 'point')} of {self._sweep.id} submitted, as {jobs}: {then}")
 
+    def _rest(self) -> str:
+        again = f"call `{program()} sweep rerun {self._sweep.id}`"
+        return f"{again if self._restart else f'repeat the command with sweep.id={self._sweep.id}'} to submit the rest"
+
     def _made(self) -> tuple[int, str]:
         return sum(len(points) for _, points in self._jobs), ", ".join(job for job, _ in self._jobs)
 
@@ -360,10 +369,7 @@ class _ArraySubmitter:
         if not self._jobs:
             return refused
         count, jobs = self._made()
-        return SubmissionError(
-            f"{refused}\n{count} other points were submitted before, as {jobs}; repeat the command with "
-            f"sweep.id={self._sweep.id} to submit the rest"
-        )
+        return SubmissionError(f"{refused}\n{plural(count, 'other point')} submitted before, as {jobs}; {self._rest()}")
 
     def _submit_single(self, index: int, preceding: LiveArray | None) -> None:
         run, plan = self._sweep.run(index), self._plans[index]
@@ -535,7 +541,9 @@ def clear_marks_of_point(run: Run) -> None:
     run.unmark("stop", "cancelled")
 
 
-def throttle_pilots(sweep: Sweep, most: int) -> tuple[SubmittedPilots, list[str]]:
+def throttle_pilots(
+    sweep: Sweep, most: int, secrets: Callable[[Run], Mapping[str, str]] = lambda _: {}
+) -> tuple[SubmittedPilots, list[str]]:
     """Sets the number of pilots to `most`; returns those submitted, and ids of those that stop, or are cancelled.
 
     If a surplus pilot runs, its points continue in other pilots. Raises SubmissionError, QueryError.
@@ -553,6 +561,8 @@ def throttle_pilots(sweep: Sweep, most: int) -> tuple[SubmittedPilots, list[str]
                 seen.run.mark("stop")
         if surplus:
             return SubmittedPilots({}), [seen.run.id for seen in surplus]
-        submitted = submit_pilots(sweep, ())
+        points = range(max(len(manifest.points), 1))
+        with secret.exported(_secrets_of([_readable(sweep, points)], secrets)):
+            submitted = submit_pilots(sweep, ())
         assert submitted.pilots is not None
         return submitted.pilots, []

@@ -269,19 +269,27 @@ def reason_of(job: Pending, now: float) -> Reason:
 def _values(job: Pending, reason: Reason, mine: Sequence[Partition], slurm: Slurm, queries: Answers) -> tuple[str, ...]:
     # A QOS limit is looked for in the job's QOS, then in its partitions' QOS; any other limit in the job's account
     owners = [job.qos, *(each.qos for each in mine)] if reason.scope == "qos" else [job.account]
-    for owner in dict.fromkeys(filter(None, owners)):
-        if value := queries.get(functools.partial(slurm.limit, reason.scope, owner, reason.column), ""):
-            return (value,)
+    asked = (functools.partial(slurm.limit, reason.scope, each, reason.column) for each in filter(None, owners))
+    if found := tuple(dict.fromkeys(value for each in asked if (value := queries.get(each, "")))):
+        return found
     queries.notes.append(f"the value of the limit ({reason.column}) is not to be seen with sacctmgr")
     return ()
 
 
 def alone(job: Pending, reason: Reason, values: Sequence[str]) -> Reason:
-    """Returns the reason; says if the job by itself exceeds the limit, which Slurm only waits for (no DenyOnLimit)."""
+    """Returns the reason; says if the job by itself exceeds the limit, which Slurm only waits for (no DenyOnLimit).
+
+    Of several values the largest counts: which QOS is the one that limits depends on flags (OverPartQOS). What a group
+    has used (GrpTRESMins) decays, so that the job may start.
+    """
+    decays = reason.column.startswith("Grp") and "Mins" in reason.column and "Run" not in reason.column
     asks = {"node": job.nodes, "cpu": job.cpus}
     times = (job.time or 0) / 60 if "Mins" in reason.column else 1
-    most = re.findall(r"\b(node|cpu)=(\d+)", " ".join(values))
-    if reason.never or reason.column == "MinTRES" or all(asks[what] * times <= int(limit) for what, limit in most):
+    most = dict[str, int]()
+    for what, limit in re.findall(r"\b(node|cpu)=(\d+)", " ".join(values)):
+        most[what] = max(int(limit), most.get(what, 0))
+    fits = all(asks[what] * times <= limit for what, limit in most.items())
+    if reason.never or decays or fits or reason.column == "MinTRES":
         return reason
     words = f"{reason.words}, and it alone asks for more{NEVER}"
     return replace(reason, words=words, do="cancel it, and resume it with less", never=True)

@@ -20,7 +20,7 @@ from launcher.job import requeue
 from launcher.job.requeue import What, counted, decide
 from launcher.monitoring.run_status import RunState
 from launcher.runs import user_checkpoints
-from launcher.runs.directory import Attempt, Events, Run
+from launcher.runs.directory import Attempt, Events, Run, token_of
 from launcher.runs.events import Continues, Started, Stays, Stopped, Submitted, Submitting
 from launcher.runs.history import read_history
 from launcher.runs.job_file import NAME
@@ -204,7 +204,8 @@ def test_a_job_of_which_the_job_before_learned_nothing_is_found_before_a_run_is_
     """It would start with the files of the resumed run, but with its own nodes."""
     run, started = Run.create(tmp_path / "run"), list[str]()
     run.write_record(plan_of(), {}, {"token": "token", "overrides": []})
-    for event in (Submitting(token="token"), Submitted(job="7"), Submitting(token="token-1")):
+    token = token_of(plan_of().run_dir)
+    for event in (Submitting(token=token), Submitted(job="7"), Submitting(token=f"{token}-1")):
         run.journal(event)
 
     def status_of(*_: object) -> Any:
@@ -219,10 +220,12 @@ def test_a_job_of_which_the_job_before_learned_nothing_is_found_before_a_run_is_
     monkeypatch.setattr(resume, "require_commands", lambda plan: None)
     monkeypatch.setattr(resume, "status_of", status_of)
     monkeypatch.setattr(resume, "start", start)
-    monkeypatch.setattr(resume, "queries", lambda plan: SimpleNamespace(find=lambda *of: {"token-1": "8"}.get(of[0])))
+    monkeypatch.setattr(
+        resume, "queries", lambda plan: SimpleNamespace(find=lambda *of: {f"{token}-1": "8"}.get(of[0]))
+    )
     with contextlib.nullcontext() if ended else pytest.raises(RunError, match=f"{run.id} is queued"):
-        resume.resume(run, prepare.Prepared(plan_of(), "token", ()), {}, [])
-    assert started == (["token-r2"] if ended else [])
+        resume.resume(run, prepare.Prepared(plan_of(), token, ()), {}, [])
+    assert started == ([f"{token}-r2"] if ended else [])
     assert read_history(run).job_id == "8"
 
 
@@ -336,27 +339,39 @@ def test_a_job_that_runs_again_already_is_not_requeued(
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "job_limit", "requeued"), [("slurm", True, ["7"]), ("slurm", False, []), ("pbs", True, [])]
+    ("scheduler", "job_limit", "requeued", "unable"),
+    [("slurm", True, ["7"], False), ("slurm", True, [], True), ("slurm", False, [], False), ("pbs", True, [], False)],
 )
 def test_a_job_beside_which_no_other_one_is_accepted_is_requeued_where_that_can_be(
-    scheduler: str, job_limit: bool, requeued: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    scheduler: str, job_limit: bool, requeued: list[str], unable: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     """MaxSubmitJobs=1 of an association or QOS counts the job that ends, too."""
 
     def refuses(*_: object) -> str:
         raise SubmissionRefused("QOSMaxSubmitJobPerUserLimit", job_limit=job_limit)
 
+    def requeues(_: object, job: str) -> None:
+        if unable:
+            raise QueryError("scontrol: error: Requested operation is presently disabled")
+        asked.append(job)
+
     plan, asked = bare_plan(cluster={"scheduler": scheduler}, resume={"how": "resubmit"}), list[str]()
-    monkeypatch.setattr(requeue, "resubmit", refuses)
-    monkeypatch.setattr(SlurmScheduler, "requeue", lambda _, job: asked.append(job))
+    run = Run.create(tmp_path / "run")
+    run.write_record(plan, {}, {"token": "t"})
+    run.mark("script.sh")
+    monkeypatch.setattr(requeue, "submit_behind", refuses)
+    monkeypatch.setattr(SlurmScheduler, "requeue", requeues)
     for name in ("LAUNCHER_JOB_ID", "SLURM_JOB_ID", "PBS_JOBID"):
         monkeypatch.setenv(name, "7")
     if requeued:
-        assert requeue._continue_elsewhere(plan, Attempt(Run(tmp_path), 0)).reason is NextReason.REQUEUED
+        assert requeue._continue_elsewhere(plan, Attempt(run, 0)).reason is NextReason.REQUEUED
     else:
         with pytest.raises(SubmissionRefused):
-            requeue._continue_elsewhere(plan, Attempt(Run(tmp_path), 0))
+            requeue._continue_elsewhere(plan, Attempt(run, 0))
     assert asked == requeued
+    assert ("so it is requeued" in capsys.readouterr().err) is bool(requeued)
+    assert not read_history(run).open, "nobody looks for a job that was refused"
 
 
 @pytest.mark.parametrize(

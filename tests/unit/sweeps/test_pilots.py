@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from launcher.submission.submit import SubmittedRun
 from launcher.sweeps import prepare, submit
 from launcher.sweeps.submit import SubmittedPilots
 from tests.unit.pilots.managers import packed_sweep
-from tests.unit.plans import make_config, plan_of
+from tests.unit.plans import make_config, plan_of, with_fields
 
 SWEEP = Sweep(Path("/runs/lr-1"))
 ONE = Packing(pilots=1, nodes=1, slots=1, gpus=0, gpus_per_point=0, cpus_per_point=1, retries=2, lease=LEASE)
@@ -133,3 +134,16 @@ def test_a_pilot_goes_on_with_one_node() -> None:
     plan = prepare.plan_of(plan_of(), SWEEP, shares, 0)
     assert (plan.nodes, plan.min_nodes, plan.independent) == (6, 1, True)
     assert shares.at_once == 2 * 6 * 2
+
+
+def test_more_pilots_have_the_secrets_of_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, given = packed_sweep(tmp_path, 2), list[str | None]()
+    plan = with_fields(sweep.run(0).plan(), secret_variables=("MY_TOKEN",))
+    sweep.run(0).write_record(plan, {}, {"token": "t"})
+    monkeypatch.setattr(submit, "require_commands", lambda _: None)
+    monkeypatch.setattr(
+        submit, "submit_pilots",
+        lambda *_: given.append(os.environ.get("MY_TOKEN")) or SimpleNamespace(pilots=SubmittedPilots({})),
+    )  # fmt: skip
+    submit.throttle_pilots(sweep, 3, lambda _: {"MY_TOKEN": "hidden"})
+    assert given == ["hidden"]

@@ -238,7 +238,7 @@ def test_of_many_groups_few_are_tried_once_no_more_jobs_are_accepted(site: Site)
 def test_a_refused_group_leaves_the_others_and_is_tried_again(site: Site) -> None:
     site.slurm.set(refusal="--nodes=2")
     points = [*seeds(2), *[f"seed={seed} nodes=2" for seed in range(2)]]
-    words = "Invalid license specification\n2 other points were submitted before, as 100"
+    words = "Invalid license specification\n2 other points submitted before, as 100"
     with pytest.raises(SubmissionError, match=words):
         site.submit(points)
     assert submitted_points(site) == [0, 1]

@@ -430,6 +430,8 @@ def test_the_limit_that_binds_has_its_value_and_where_it_is_set(
         ("MaxNodePerAccount", "node=3", True),
         ("AssocGrpCPURunMinutesLimit", "cpu=959", True),  # 16 CPUs for an hour
         ("AssocGrpCPURunMinutesLimit", "cpu=960", False),
+        ("AssocGrpCPUMinutesLimit", "cpu=959", False),  # what was used decays
+        ("QOSGrpCpuLimit", "cpu=15 and of its partition's QOS cpu=16", False),
         ("QOSMinCpuNotSatisfied", "cpu=1,node=5", False),
         ("QOSMaxJobsPerUserLimit", "2", False),
     ],
