@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from launcher import Resumable, evaluated, progress
 from launcher.checkpoint.resumable import GlobalBatchSampler, generators, restore_generators, seed_generators
+from launcher.formatting import plural
 from launcher.worker.stop import Settings, settings
 from workloads import image_data, training
 from workloads.across_ranks import WorkloadError, gather, introduce, same_everywhere, say, together
@@ -297,9 +298,9 @@ class Trainer:
                 f"training, {len(self.data.test)} for test"
             )
             say(
-                f"{self.epochs} epochs of {self.sampler.steps_per_epoch} steps, "
-                f"{self.config.batch_size} images a step, {shares}, "
-                f"{self.dtype or torch.float32}, {self.threads} threads a rank"
+                f"{plural(self.epochs, 'epoch')} of {plural(self.sampler.steps_per_epoch, 'step')}, "
+                f"{plural(self.config.batch_size, 'image')} a step, {shares}, "
+                f"{self.dtype or torch.float32}, {plural(self.threads, 'thread')} a rank"
             )
 
     def conclude(self, accuracy: float) -> None:
@@ -307,8 +308,8 @@ class Trainer:
         if self.env.rank == 0:
             verdict = "reached" if accuracy >= known.accuracy else "not reached"
             say(
-                f"accuracy {accuracy:.4f} on {known.name} after {self.epochs} epochs; expected with the defaults: "
-                f"{known.accuracy:.2f} after {known.epochs} ({verdict})"
+                f"accuracy {accuracy:.4f} on {known.name} after {plural(self.epochs, 'epoch')}; expected with the "
+                f"defaults: {known.accuracy:.2f} after {known.epochs} ({verdict})"
             )
 
 

@@ -23,6 +23,7 @@ from launcher import Resumable, evaluated, progress
 from launcher.binding import hardware
 from launcher.checkpoint.resumable import GlobalBatchSampler, generator_of, seed_generators, share
 from launcher.config.schema import FSDPLm
+from launcher.formatting import plural
 from launcher.plan.plan import JobPlan
 from launcher.torch_compat import (
     DTensor,
@@ -374,7 +375,7 @@ class Trainer:
         if env.rank == 0:
             say(
                 f"step {step}/{config.steps} validation loss {loss:.4f} perplexity {perplexity(loss):.2f} "
-                f"({count} windows)"
+                f"({plural(count, 'window')})"
             )
             evaluated(step, val_loss=round(loss, 4), perplexity=round(perplexity(loss), 3))
         self.resumable.evaluated(step, {"val_loss": loss, "perplexity": perplexity(loss)})
@@ -398,13 +399,13 @@ class Trainer:
                 f"{len(corpus.validation.tokens):,} for validation"
             )
             say(
-                f"{config.layers} layers, {config.heads} heads, width {config.width}: {self.parameters:,} parameters, "
-                f"divided over {self.env.world_size}"
+                f"{plural(config.layers, 'layer')}, {plural(config.heads, 'head')}, width {config.width}: "
+                f"{self.parameters:,} parameters, divided over {self.env.world_size}"
             )
             accumulated = "" if self.passes == 1 else f" in {self.passes} passes"
             say(
-                f"{config.steps} steps of {config.batch_size} windows of {config.context} tokens{accumulated}, "
-                f"{self.dtype or torch.float32}, {self.threads} threads a rank"
+                f"{plural(config.steps, 'step')} of {plural(config.batch_size, 'window')} of {config.context} tokens"
+                f"{accumulated}, {self.dtype or torch.float32}, {plural(self.threads, 'thread')} a rank"
             )
 
     def conclude(self) -> None:

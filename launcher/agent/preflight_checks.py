@@ -338,7 +338,7 @@ def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> str:
         errors = zip(addresses, pool.map(call, addresses.values()), strict=True)
         failed = {index: error for index, error in errors if error is not None}
     if not failed:
-        return f"{len(addresses)} other nodes reached"
+        return f"{plural(len(addresses), 'other node')} reached"
     first = next(iter(failed))
     others = names[first] + (f" and {len(failed) - 1} more" if len(failed) > 1 else "")
     why = f"({failed[first]}) at {addresses[first]}" if addresses[first] else "(it has opened no port)"

@@ -89,8 +89,8 @@ class Peers:
                 break
         else:
             raise SavesFail(
-                f"{self.world_size - counts % _RANKS} of {self.world_size} ranks are not through with the last "
-                f"checkpoint after {self._timeout:g} s (checkpoint.timeout)"
+                f"{self.world_size - counts % _RANKS} of {self.world_size} ranks did not finish the last "
+                f"checkpoint within {self._timeout:g} s (checkpoint.timeout)"
             )
         if counts // _RANKS % _RANKS:  # ranks on which the group failed
             self.close()

@@ -250,7 +250,7 @@ def _extract(place: NamedCheckpoints, path: Path, manifest: Manifest, arguments:
     state = loading.whole(path, manifest, arguments.keys)
     if plain:
         count = loading.save_safetensors(output, state, {"format": "pt", "step": str(manifest.step)})
-        told = f"{count} tensors, by their dotted names"
+        told = f"{plural(count, 'tensor')}, by their dotted names"
     else:
         loading.save_plain(output, state)
         told = f"read it with torch.load({str(output)!r}, weights_only=True)"

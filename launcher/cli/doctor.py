@@ -346,7 +346,10 @@ def _parts(version: str) -> tuple[int, ...]:
 def launcher() -> Iterator[Finding]:
     where = "a checkout" if paths.code_root() else "installed"
     yield ok("launcher", f"{__version__}, {paths.PACKAGE.parent} ({where})")
-    yield ok("system", f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} CPUs")
+    yield ok(
+        "system",
+        f"{platform.system()} {platform.release()}, {platform.machine()}, {plural(os.cpu_count() or 1, 'CPU')}",
+    )
 
 
 def torch(found: Mapping[str, Any] | str) -> Finding:

@@ -120,7 +120,7 @@ def plan_table(plan: JobPlan) -> str:
         ("cluster", ", ".join([plan.cluster.name, *pools])),
         *(("after", each.replace(":", ": ", 1)) for each in plan.after),
         ("workload", f"{plan.workload.name} ({plan.workload.entry})"),
-        ("ranks", ranks + (f", at least {plan.min_nodes} nodes" if plan.min_nodes < working else "")),
+        ("ranks", ranks + (f", at least {plural(plan.min_nodes, 'node')}" if plan.min_nodes < working else "")),
         *([("spares", plural(plan.spares, "node"))] if plan.spares else []),
         *([("code", f"a copy of {plan.code.repository}, in {plan.code.snapshot}")] if plan.code.snapshot else []),
         *((name, value) for name, value in (

@@ -168,7 +168,7 @@ def _of(seen: RunStatus, examined: Mapping[str, Any]) -> Iterator[str]:
         for frame in stack["frames"]:
             yield f"  {clean(frame)}"
     if len(stacks) > MOST_STACKS:
-        yield f"\n... and {len(stacks) - MOST_STACKS} other stacks: see the files above, or --json"
+        yield f"\n... and {plural(len(stacks) - MOST_STACKS, 'other stack')}: see the files above, or --json"
 
 
 # -- What is found of an attempt

@@ -106,7 +106,7 @@ def node_ended(hosts: Sequence[str], how: str = "(killed, or lost)", *, then: st
 
 
 def too_few(arrived: int, expected: int) -> str:
-    return f"of the {expected} agents that are needed only {arrived} are left"
+    return f"too few agents are left: {arrived} of the {expected} that are needed"
 
 
 def _not_joined(fault: events.Fault) -> str:

@@ -122,7 +122,8 @@ def _check(plan: JobPlan, limits: Limits, where: str, source: str) -> None:
             f"gpus_per_node={plan.gpus_per_node} x {plan.nodes_key}={plan.nodes} is {gpus} GPUs, and {where} allows "
             f"{limits.gpus}: lower one of the two"
         )
-    cpus = f"procs_per_node={plan.procs_per_node} x cpus_per_proc={plan.cpus_per_proc} is {plan.cpus_per_node} CPUs"
+    cpus = plural(plan.cpus_per_node, "CPU")
+    cpus = f"procs_per_node={plan.procs_per_node} x cpus_per_proc={plan.cpus_per_proc} is {cpus}"
     if limits.cpus_per_node is not None and plan.cpus_per_node > limits.cpus_per_node:
         raise ConfigError(f"{cpus}, and {where} has {limits.cpus_per_node} on a node: lower one of the two")
     fewest = (limits.cpus_per_gpu or 0) * plan.gpus_per_node
@@ -251,7 +252,7 @@ def _continues(plan: JobPlan) -> bool:
 
 
 def _shape(plan: JobPlan) -> str:
-    jobs = f"{plan.resume.max_attempts} jobs x " if plan.resume.how == ResumeHow.chain.value else ""
+    jobs = f"{plural(plan.resume.max_attempts, 'job')} x " if plan.resume.how == ResumeHow.chain.value else ""
     many, what = (plan.gpus_per_node, "GPU") if plan.gpus_per_node else (plan.cpus_per_node, "CPU")
     return f"{jobs}{plural(plan.nodes, 'node')} x {plural(many, what)} x {exact_time(plan.time)}"
 

@@ -359,7 +359,7 @@ def listen(ports: Sequence[int], address: str = "") -> socket.socket:
     """Returns a listening socket on the first free port of this address (empty: of all); raises RendezvousError."""
     both = not address and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
-    problem = f"none of {len(ports)} ports is free (tried {', '.join(map(str, ports))}): set cluster.port_range"
+    problem = f"no port is free (tried {', '.join(map(str, ports))}): set cluster.port_range"
     for port in ports:
         try:
             return processes.waited_out(partial(

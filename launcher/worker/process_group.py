@@ -32,7 +32,7 @@ from torch import Tensor
 from launcher import processes
 from launcher.failures.codes import FaultCode
 from launcher.files.folder_checks import SECRET_VARIABLE, secret_of_user
-from launcher.formatting import name_ranks
+from launcher.formatting import name_ranks, plural
 from launcher.rendezvous.rounds import Member, RendezvousError, candidate_ports, join_rendezvous, secret_of
 from launcher.runs.directory import current_attempt
 from launcher.runs.events import Accused, Fault, Place
@@ -72,7 +72,8 @@ def _refusal(what: str, holders: Iterable[tuple[str, tuple[RankFacts, ...]]], fi
 
 def _who(ranks: Sequence[RankFacts]) -> str:
     hosts = list(dict.fromkeys(each.host for each in ranks))
-    shown = ", ".join(hosts[:_SHOWN]) + (f" and {len(hosts) - _SHOWN} more nodes" if len(hosts) > _SHOWN else "")
+    more = f" and {plural(len(hosts) - _SHOWN, 'more node')}" if len(hosts) > _SHOWN else ""
+    shown = ", ".join(hosts[:_SHOWN]) + more
     return f"{name_ranks(each.rank for each in ranks)} ({shown})"
 
 

@@ -222,7 +222,7 @@ def test_too_few_do_not_continue(make: Make, monkeypatch: pytest.MonkeyPatch) ->
     (error,) = continued(lambda: agents[2].next(R1, first[2], (0, 1)))
     assert isinstance(error, RendezvousError)
     assert error.fault.code is FaultCode.TOO_FEW
-    assert str(error) == "of the 2 agents that are needed only 1 are left"
+    assert str(error) == "too few agents are left: 1 of the 2 that are needed"
 
 
 def test_of_two_halves_one_continues(make: Make) -> None:

@@ -306,7 +306,7 @@ def test_it_learns_and_writes(precision: Precision) -> None:
     assert results[1].progress == []
     lines = results[0].printed.splitlines()
     assert any(line.startswith("step 20/40 validation loss ") for line in lines)
-    assert f"{precision.value}, 1 threads a rank" in results[0].printed
+    assert f"{precision.value}, 1 thread a rank" in results[0].printed
     writes = results[0].printed.partition("the model writes:\n")[2]
     assert len(writes.strip("\n")) >= 20
     assert "the model writes" not in results[1].printed

@@ -349,7 +349,7 @@ def test_only_strangers_is_told_as_that() -> None:
         (error,) = together([member(1, key, 2, timeout=0.5, ports=[port])])
         assert str(error).endswith(f"port {port} belongs to something else")
         (error,) = together([member(0, key, 2, timeout=0.5, ports=[port])])
-        assert f"none of 1 ports is free (tried {port}): set cluster.port_range" in str(error)
+        assert f"no port is free (tried {port}): set cluster.port_range" in str(error)
 
 
 def test_a_search_leaves_no_connection_open() -> None:
@@ -443,7 +443,7 @@ def test_the_interface_of_this_machines_own_address() -> None:
 
 MEMBERS = {index: Member(index, index, f"node{index}", 1) for index in range(4)}
 LATE = "node2 (node 2), node3 (node 3) did not reach node0 (node 0) in time: 2 of 4 arrived"
-FEW = "of the 3 agents that are needed only 2 are left"
+FEW = "too few agents are left: 2 of the 3 that are needed"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import faulthandler
 import json
 import os
 import random
@@ -105,6 +106,7 @@ def aborts(_: Placement) -> None:
         "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  ncclRemoteError: x\n"
     )
     sys.stderr.flush()
+    faulthandler.disable()  # pytest's, which would print stacks among the tests' names
     os.abort()
 
 

@@ -81,7 +81,7 @@ def test_a_run_tells_how_it_goes() -> None:
     lines = first.printed.splitlines()
     assert lines[0] == "rank 0/2 local 0 on node0: gloo, cpu"
     assert lines[1].startswith("data set digits (part of the launcher: ")
-    assert lines[2] == "2 epochs of 11 steps, 128 images a step, sync=ddp, torch.float32, 1 threads a rank"
+    assert lines[2] == "2 epochs of 11 steps, 128 images a step, sync=ddp, torch.float32, 1 thread a rank"
     steps = [line for line in lines if line.startswith("step ")]
     assert [line.split()[1] for line in steps] == [f"{step}/22" for step in (4, 8, 11, 12, 16, 20, 22)]
     assert re.fullmatch(r"step 4/22 epoch 1/2 loss \d\.\d{4} lr \d\.\d{4} [\d,]+ images/s", steps[0])

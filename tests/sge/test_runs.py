@@ -96,7 +96,7 @@ def test_a_run_that_is_out_of_time_is_requeued_on_one_node_and_resubmitted_on_se
         (["nodes=2", "cluster.parallel_environment=smp"],
          ["allocation_rule is $pe_slots", "use cluster.parallel_environment=nodes"]),
         (["nodes=2", "cluster.parallel_environment=nodes", "cluster.slots=4"],
-         ["gives each node 1 slots", "use cluster.slots=1"]),
+         ["gives each node 1 slot", "use cluster.slots=1"]),
         (["nodes=1", "cluster.parallel_environment=fill", "cluster.slots=4"],
          ["may spread 4 slots", "use cluster.parallel_environment=smp"]),
         (["cluster.queue=al.q"], ["there is no such queue", "Did you mean all.q?"]),

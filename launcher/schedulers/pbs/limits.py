@@ -198,9 +198,9 @@ def compared(cluster: Cluster, found: Sequence[PBSQueue]) -> Iterator[Finding]:
 
 
 def _stated_limits(each: PBSQueue) -> str:
-    mem = None if each.mem is None else format_size(each.mem)
-    all_limits = (("nodes", each.nodes), ("CPUs", each.cpus), ("GPUs", each.gpus), ("memory", mem))
-    limits = [f"{value} {what}" for what, value in all_limits if value is not None]
+    counts = (("node", each.nodes), ("CPU", each.cpus), ("GPU", each.gpus))
+    limits = [plural(value, what) for what, value in counts if value is not None]
+    limits += [] if each.mem is None else [f"{format_size(each.mem)} memory"]
     most = f"a job gets at most {', '.join(limits)}" if limits else "no limits of a job"
     return f"{most}; up to {'any time' if each.time is None else format_hours(each.time)}"
 

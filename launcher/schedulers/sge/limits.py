@@ -80,7 +80,7 @@ def check_environment(plan: JobPlan, own: ParallelEnvironment | None, others: Se
         there = f"{near(name, usable)} Known: {', '.join(known) or 'none'}"
         raise ConfigError(f"{key}: there is no such parallel environment.{there}; {instead}")
     if own.per_host is not None and own.per_host != each:
-        gives = f"it gives each node {own.per_host} slots (allocation_rule), and the run asks for {each}"
+        gives = f"it gives each node {plural(own.per_host, 'slot')} (allocation_rule), and the run asks for {each}"
         raise ConfigError(f"{key}: {gives}: use cluster.slots={own.per_host}")
     if why := refusal(plan, own):
         raise ConfigError(f"{key}: {why}: {instead}")
@@ -98,11 +98,11 @@ def refusal(plan: JobPlan, pe: ParallelEnvironment) -> str | None:
     if pe.per_host is None and pe.rule != "$pe_slots" and each > 1:
         return f"its allocation_rule is {pe.rule}, which may spread {each} slots over several nodes"
     if pe.per_host is not None and pe.per_host != each:
-        return f"it gives each node {pe.per_host} slots"
+        return f"it gives each node {plural(pe.per_host, 'slot')}"
     if plan.nodes > 1 and not pe.starts_tasks:
         return "it lets a job start nothing on its other nodes (control_slaves FALSE)"
     if pe.slots < plan.nodes * each:
-        return f"it has {pe.slots} slots in all, and the run asks for {plan.nodes * each}"
+        return f"it has {plural(pe.slots, 'slot')} in all, and the run asks for {plan.nodes * each}"
     return None
 
 
@@ -274,7 +274,7 @@ class SGESite(site.Site):
         for pe in self.environments:
             alone = "" if pe.starts_tasks else ", control_slaves FALSE: it starts nothing on other nodes"
             some = ", for some only" if pe.restricted else ""
-            yield f"  {pe.name}: allocation_rule {pe.rule}, {pe.slots} slots in all{alone}{some}"
+            yield f"  {pe.name}: allocation_rule {pe.rule}, {plural(pe.slots, 'slot')} in all{alone}{some}"
 
     def best(self) -> tuple[ClusterQueue | None, str]:
         open_ones = [each for each in self.queues if not each.restricted]

@@ -286,8 +286,8 @@ def lines(found: Sequence[Partition], own: Collection[str] = ()) -> list[str]:
         kinds = []
         for group in each.groups[:4]:
             gpus = f", {plural(group.gpus, 'GPU')}" if group.gpus else ""
-            kinds.append(f"{group.nodes} of {group.cpus} CPUs, {format_size(group.mem)}{gpus}")
-        more = f" and {len(each.groups) - 4} other kinds" if len(each.groups) > 4 else ""
+            kinds.append(f"{group.nodes} of {plural(group.cpus, 'CPU')}, {format_size(group.mem)}{gpus}")
+        more = f" and {plural(len(each.groups) - 4, 'other kind')}" if len(each.groups) > 4 else ""
         most = f", at most {each.max_nodes} a job" if each.max_nodes is not None else ""
         time = "any time" if each.time is None else format_time(each.time)
         limits = f"nodes: {'; '.join(kinds) + more or 'no nodes'}{most}; up to {time}"

@@ -450,7 +450,7 @@ def test_a_node_is_reached_on_an_interface_with_ipv6_alone(ipv6_only: None) -> N
     assert server
     with server:
         assert told.startswith("::1 ")
-        assert checks.reach({1: told}, {1: "node1"}) == "1 other nodes reached"
+        assert checks.reach({1: told}, {1: "node1"}) == "1 other node reached"
 
 
 def test_a_host_without_any_address_opens_no_port_and_does_not_fail(
@@ -468,7 +468,7 @@ def test_doors_that_do_not_open_are_accused() -> None:
     closed, address = checks.open_port("no such interface" * 3)
     assert server and closed
     closed.close()
-    assert checks.reach({1: told}, {1: "node1"}) == "1 other nodes reached"
+    assert checks.reach({1: told}, {1: "node1"}) == "1 other node reached"
     with problem("node2 and 1 more cannot be reached .*refused.* at ") as raised:
         checks.reach({1: told, 2: address, 3: ""}, {1: "node1", 2: "node2", 3: "node3"})
     assert (raised.value.accused, raised.value.looked) == ((2, 3), 3)

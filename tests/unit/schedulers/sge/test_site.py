@@ -149,7 +149,7 @@ def test_hosts_of_a_job() -> None:
         (NODES, 2, 4, "use cluster.slots=1"), (FOUR, 2, None, "use cluster.slots=4"),
         (SMP, 2, None, "use cluster.parallel_environment=nodes"), (FILL, 2, None, "does not give each of 2 nodes"),
         (FILL, 1, 2, "may spread 2 slots"), (LOOSE, 2, None, "control_slaves FALSE"), (LOOSE, 1, None, None),
-        (dataclasses.replace(NODES, slots=1), 2, None, "it has 1 slots in all"),
+        (dataclasses.replace(NODES, slots=1), 2, None, "it has 1 slot in all"),
     ],
 )  # fmt: skip
 def test_a_parallel_environment_gives_each_node_its_slots(
